@@ -1,0 +1,1 @@
+"""Configs: one YAML file per runnable example, installed as ``trainkit.configs``."""

@@ -1,0 +1,1 @@
+"""Recipes: LightningModules and DataModules for the bundled tasks, installed as ``trainkit.recipes``."""

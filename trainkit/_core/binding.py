@@ -1,0 +1,65 @@
+"""Binding by name: the whole protocol between a part and the loop that feeds it."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from torch import nn
+
+__all__ = ["accepted", "bind"]
+
+
+@lru_cache(maxsize=1024)
+def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
+    """Names of a function's parameters and whether each is required; ``self`` and star arguments are left out."""
+    skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return tuple(
+        (p.name, p.default is inspect.Parameter.empty)
+        for p in inspect.signature(function).parameters.values()
+        if p.kind not in skipped and p.name != "self"
+    )
+
+
+def _entry_point(part: Any) -> Callable[..., Any]:
+    """The unbound function that a call of ``part`` runs: ``update`` of a metric, ``forward`` of a module, else itself."""
+    if isinstance(part, nn.Module):
+        update = getattr(type(part), "update", None)
+        return update if update is not None else type(part).forward
+    return part  # type: ignore[no-any-return]
+
+
+def accepted(part: Any) -> tuple[tuple[str, bool], ...]:
+    """Names of the tensors that ``part`` takes, each with whether it is required."""
+    return _parameters(_entry_point(part))
+
+
+def bind(part: Any, available: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick from ``available`` what the signature of ``part`` asks for, by name.
+
+    Args:
+        part: A loss, metric or other module, or a function.
+        available: Tensors by their vocabulary name.
+
+    Returns:
+        Keyword arguments for the call.
+
+    Raises:
+        ValueError: If a required tensor is missing; names the part, the tensor and what there was.
+
+    Example:
+        >>> import torch
+        >>> from trainkit.losses import FocalLoss
+        >>> batch = {"logits": torch.zeros(2, 3), "target": torch.tensor([0, 2]), "features": torch.zeros(2, 8)}
+        >>> sorted(bind(FocalLoss(), batch))
+        ['logits', 'target']
+    """
+    picked = {}
+    for name, required in accepted(part):
+        if name in available:
+            picked[name] = available[name]
+        elif required:
+            owner = type(part).__name__ if isinstance(part, nn.Module) else getattr(part, "__name__", repr(part))
+            there = ", ".join(available) or "nothing"
+            raise ValueError(f"{owner}: needs the tensor {name!r}, but only these were given: {there}")
+    return picked
