@@ -22,7 +22,7 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
 
 
 def _entry_point(part: Any) -> Callable[..., Any]:
-    """The unbound function that a call of ``part`` runs: ``update`` of a metric, ``forward`` of a module, else itself."""
+    """The function that a call of ``part`` runs: ``update`` of a metric, ``forward`` of a module, else itself."""
     if isinstance(part, nn.Module):
         update = getattr(type(part), "update", None)
         return update if update is not None else type(part).forward

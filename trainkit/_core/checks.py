@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from numbers import Real
 from typing import Any, NoReturn
 
 import torch
@@ -47,7 +46,7 @@ def check_number(
     open_maximum: bool = False,
 ) -> None:
     """Require a finite real number inside the interval."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         reject(owner, argument, "be a number", value, TypeError)
     low = value > minimum if open_minimum else value >= minimum
     high = value < maximum if open_maximum else value <= maximum

@@ -1,8 +1,10 @@
 """Base class of the losses."""
 
 import inspect
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from trainkit._core.checks import check_flag
@@ -32,6 +34,26 @@ class Loss(nn.Module):
         self.reduction: Reduction = reduction
         self.sync = sync
         self.validate_args = validate_args
+        self._constants: tuple[str, ...] = ()
+
+    def register_constant(self, name: str, values: Sequence[float] | Tensor | None) -> None:
+        """Keep hyper-parameters as a buffer that moves with the module but never loses precision to a cast.
+
+        They belong to the configuration: ``state_dict`` leaves them out.
+        """
+        constant = None if values is None else torch.as_tensor(values, dtype=torch.float64).clone()
+        self.register_buffer(name, constant, persistent=False)
+        self._constants = (*self._constants, name)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        kept = {name: self._buffers[name] for name in self._constants}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, constant in kept.items():
+            if constant is not None:
+                device = fn(torch.empty(0, device=constant.device)).device
+                # The mps device has no fp64.
+                self._buffers[name] = constant.to(device, torch.float32 if device.type == "mps" else constant.dtype)
+        return self
 
     def extra_repr(self) -> str:
         shown = []

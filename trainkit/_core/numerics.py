@@ -31,7 +31,7 @@ def fp32_region(function: Callable[P, R]) -> Callable[P, R]:
     def region(*args: P.args, **kwargs: P.kwargs) -> R:
         device = next((v.device.type for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), "cpu")
         with torch.autocast(device_type=device, enabled=False):
-            return function(*[upcast(v) for v in args], **{k: upcast(v) for k, v in kwargs.items()})  # type: ignore[arg-type]
+            return function(*[upcast(v) for v in args], **{k: upcast(v) for k, v in kwargs.items()})
 
     return region
 

@@ -1,0 +1,1 @@
+"""Losses for classification; import them from ``trainkit.losses``."""

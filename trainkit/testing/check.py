@@ -1,0 +1,159 @@
+"""Hold any class to the properties of its family, knowing nothing but the class."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainkit._core.binding import accepted
+from trainkit.testing.case import Case
+from trainkit.testing.kinds import KINDS, kind_for
+from trainkit.testing.pool import Pool
+from trainkit.testing.properties import Outcome, Property, collect, conform
+from trainkit.testing.spec import LossSpec, Spec
+
+__all__ = ["FAMILIES", "cases_of", "check", "family_of", "properties_for", "spec_for"]
+
+PROBES: Mapping[str, tuple[Any, ...]] = {
+    "reduction": ("sum", "none"),
+    "gamma": (0.0, 0.5),
+    "temperature": (0.05,),
+    "margin": (0.0,),
+    "label_smoothing": (0.1,),
+    "normalize": (False,),
+}
+"""Values of usual hyper-parameters that show faults which the defaults hide."""
+
+
+def _loss_properties() -> tuple[Property, ...]:
+    from trainkit.testing import configs, losses, ranks
+
+    found = [p for module in (losses, ranks, configs) for p in collect(vars(module))]
+    return tuple(sorted(found, key=lambda p: int(p.id[1:])))
+
+
+FAMILIES: Mapping[str, tuple[type[Spec], Callable[[], tuple[Property, ...]]]] = {
+    "losses": (LossSpec, _loss_properties),
+}
+"""Families that have properties: the record of a part and the properties it is held to."""
+
+
+def properties_for(spec: Spec) -> tuple[Property, ...]:
+    """The properties of the family that ``spec`` is a record of."""
+    return next(properties() for record, properties in FAMILIES.values() if isinstance(spec, record))
+
+
+def family_of(cls: type[Any]) -> str:
+    """Family of a class, read from its bases and, for modules, from whether it reduces.
+
+    Raises:
+        ValueError: If the class belongs to no family that has properties.
+    """
+    bases = {f"{b.__module__.split('.')[0]}.{b.__name__}" for b in cls.__mro__}
+    if "torchmetrics.Metric" in bases:
+        family = "metrics"
+    elif issubclass(cls, torch.utils.data.Sampler):
+        family = "samplers"
+    elif issubclass(cls, torch.optim.Optimizer):
+        family = "optimizers"
+    elif "lightning.Callback" in bases or "pytorch_lightning.Callback" in bases:
+        family = "callbacks"
+    elif issubclass(cls, nn.Module):
+        lossy = "reduction" in inspect.signature(cls).parameters or hasattr(cls, "distributed")
+        family = "losses" if lossy or "loss" in cls.__name__.lower() or "torch._Loss" in bases else "modules"
+    else:
+        family = "unknown"
+    if family not in FAMILIES:
+        raise ValueError(f"{cls.__name__}: there are no properties for {family}, only for {', '.join(FAMILIES)}")
+    return family
+
+
+def spec_for(
+    cls: type[Any], kind: str | None = None, init: Mapping[str, Any] | None = None, family: str | None = None
+) -> Spec:
+    """A record for a class of which nothing else is known.
+
+    The first configuration is ``init``; further ones vary the usual hyper-parameters that ``init`` leaves open.
+
+    Args:
+        cls: The class.
+        kind: Name of the input kind; None takes the first that has the tensors of the call.
+        init: Constructor arguments.
+        family: Name of the family; None reads it from the class.
+
+    Raises:
+        ValueError: If the class can't be built, or no kind has its tensors; says what was tried.
+    """
+    init = dict(init or {})
+    record, _ = FAMILIES[family or family_of(cls)]
+    try:
+        part = cls(**init)
+    except Exception as error:
+        tried = f"{cls.__name__}({', '.join(f'{k}={v!r}' for k, v in init.items())})"
+        raise ValueError(f"{cls.__name__}: tried {tried}, which raised {type(error).__name__}: {error}") from error
+    if kind is None:
+        required = [name for name, needed in accepted(part) if needed]
+        kind = kind_for(required)
+        if kind is None:
+            raise ValueError(
+                f"{cls.__name__}: no input kind has the tensors {', '.join(required)}; name one of {', '.join(KINDS)}"
+            )
+    elif kind not in KINDS:
+        raise ValueError(f"{cls.__name__}: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    spec = record(cls=cls, kind=kind, configs=[init, *_probes(cls, init)])
+    Case(spec).names()
+    return spec
+
+
+def _probes(cls: type[Any], init: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Configurations that vary one usual hyper-parameter each, as far as the class takes them."""
+    for name, parameter in inspect.signature(cls).parameters.items():
+        for value in PROBES.get(name, ()):
+            config = {**init, name: value}
+            if name in init or value == parameter.default:
+                continue
+            try:
+                cls(**config)
+            except (TypeError, ValueError):
+                continue
+            yield config
+
+
+def cases_of(spec: Spec) -> list[Case[Any]]:
+    """Each configuration of a record."""
+    return [Case(spec, index) for index in range(len(spec.configs))]
+
+
+def check(
+    cls: type[Any],
+    kind: str | None = None,
+    *,
+    init: Mapping[str, Any] | None = None,
+    family: str | None = None,
+    spec: Spec | None = None,
+    full: bool = True,
+) -> Iterator[Outcome]:
+    """Hold a class to the properties of its family, on one process and on a pool of two ranks.
+
+    Args:
+        cls: A loss, metric, module or sampler, importable by name.
+        kind: Name of the input kind, see :mod:`trainkit.testing.kinds`.
+        init: Constructor arguments.
+        family: Name of the family; None reads it from the class.
+        spec: A full record, in place of the arguments above.
+        full: False leaves the dear properties out for all but the first configuration.
+
+    Yields:
+        What came of each property, as soon as it is known.
+
+    Example:
+        >>> from trainkit.losses import FocalLoss
+        >>> from trainkit.testing import check
+        >>> outcomes = list(check(FocalLoss, "classification"))  # doctest: +SKIP
+    """
+    spec = spec or spec_for(cls, kind, init, family)
+    properties = properties_for(spec)
+    with Pool(2) as pool:
+        yield from conform(properties, cases_of(spec), pool, full=full)

@@ -1,0 +1,59 @@
+"""Configurations of parts as plain data, the way the command line reads and writes them."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainkit.testing.case import Case
+from trainkit.testing.faults import Fault, compare, require
+from trainkit.testing.properties import prop
+
+__all__ = ["check_config", "to_config"]
+
+
+def to_config(cls: type[Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """``class_path`` and ``init_args`` of a class in a configuration; parts inside it likewise."""
+    return {
+        "class_path": f"{cls.__module__}.{cls.__qualname__}",
+        "init_args": {k: _plain(v) for k, v in config.items()},
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, nn.Module) or (type(value).__module__.startswith("trainkit.") and hasattr(value, "__dict__")):
+        names = inspect.signature(type(value)).parameters
+        return to_config(type(value), {name: getattr(value, name) for name in names})
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+def check_config(cls: type[Any], config: Mapping[str, Any], base: type[Any]) -> Any:
+    """Parse the configuration, dump it, parse the dump, and give the part that comes of it.
+
+    Raises:
+        Fault: If jsonargparse refuses the configuration or its own dump of it.
+    """
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(base, "part")
+    try:
+        parsed = parser.parse_object({"part": to_config(cls, config)})
+        again = parser.parse_string(parser.dump(parsed))
+        return parser.instantiate(again).part
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise Fault("configuration of the command line", f"{to_config(cls, config)} parsed and built", text) from error
+
+
+@prop("L17", "configuration")
+def configuration(case: Case[Any]) -> None:
+    """Jsonargparse parses class_path and init_args, dumps them, parses the dump, and builds an equal loss of it."""
+    original = case.make()
+    part = check_config(case.spec.cls, case.config, nn.Module)
+    require(repr(part) == repr(original), "repr of the part built from its configuration", repr(original), repr(part))
+    inputs = case.inputs(case.sizes[-1])
+    compare("value of the part built from its configuration", part(**inputs), original(**inputs), rtol=0, atol=0)

@@ -1,0 +1,223 @@
+"""Input kinds: which named tensors a part is tried on, drawn at random but away from kinks.
+
+A kind gives tensors by their vocabulary names; a part takes those that its signature asks for. A new kind is one
+function in this file.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+__all__ = ["KINDS", "Kind", "Problem", "kind_for"]
+
+NUM_CLASSES = 5
+NUM_FEATURES = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A small thing to learn: parameters, the inputs they give, and a score of how well it is learned.
+
+    Args:
+        parameters: Leaves to optimize.
+        inputs: Gives the tensors by name for the present parameters.
+        score: Higher is better.
+        threshold: Score to be reached in 50 steps.
+    """
+
+    parameters: list[Tensor]
+    inputs: Callable[[], dict[str, Tensor]]
+    score: Callable[[], float]
+    threshold: float
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way of drawing inputs.
+
+    Args:
+        draw: Takes generator, rows and dtype, gives tensors by name; the first are the data, then the target.
+        differentiable: Names of the tensors that gradients are wanted for.
+        problem: A small problem in these inputs.
+        ignorable: Whether a target can hold an ``ignore_index``; one of class probabilities can't.
+    """
+
+    draw: Callable[[Generator, int, torch.dtype], dict[str, Tensor]]
+    differentiable: tuple[str, ...]
+    problem: Callable[[Generator], Problem]
+    ignorable: bool = True
+
+
+def _normal(g: Generator, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+
+def _integers(g: Generator, high: int, *shape: int) -> Tensor:
+    return torch.randint(high, shape, generator=g)
+
+
+def _classification(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"logits": 2 * _normal(g, n, NUM_CLASSES, dtype=dtype), "target": _integers(g, NUM_CLASSES, n)}
+
+
+def _soft_classification(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {
+        "logits": 2 * _normal(g, n, NUM_CLASSES, dtype=dtype),
+        "target": (2 * _normal(g, n, NUM_CLASSES)).softmax(1).to(dtype),
+    }
+
+
+def _dense(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"logits": 2 * _normal(g, n, NUM_CLASSES, 2, 3, dtype=dtype), "target": _integers(g, NUM_CLASSES, n, 2, 3)}
+
+
+def _binary(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"logits": 2 * _normal(g, n, dtype=dtype), "target": _integers(g, 2, n).to(dtype)}
+
+
+def _multilabel(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"logits": 2 * _normal(g, n, NUM_CLASSES, dtype=dtype), "target": _integers(g, 2, n, NUM_CLASSES).to(dtype)}
+
+
+def _scores(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    # Alternating classes, so that two rows already hold a pair.
+    return {"scores": _normal(g, n, dtype=dtype), "target": torch.arange(n) % 2}
+
+
+def _pairs(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {
+        "query": _normal(g, n, NUM_FEATURES, dtype=dtype),
+        "key": _normal(g, n, NUM_FEATURES, dtype=dtype),
+        "ids": torch.arange(n),
+    }
+
+
+def _embeddings(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"embeddings": _normal(g, n, NUM_FEATURES, dtype=dtype), "labels": torch.arange(n) // 2}
+
+
+def _features(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"features": _normal(g, n, NUM_FEATURES, dtype=dtype)}
+
+
+def _regression(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"prediction": _normal(g, n, dtype=dtype), "target": _normal(g, n, dtype=dtype)}
+
+
+def _linear_problem(
+    g: Generator, outputs: int, inputs: Callable[[Tensor, Tensor], dict[str, Tensor]], threshold: float
+) -> Problem:
+    """Clusters on a circle, one a class, and a linear map that has to tell them apart."""
+    classes = max(outputs, 2)
+    target = torch.arange(60) % classes
+    angle = 2 * torch.pi * target / classes
+    x = 2 * torch.stack([angle.cos(), angle.sin()], 1) + 0.2 * torch.randn(60, 2, generator=g)
+    w = (0.1 * torch.randn(2, outputs, generator=g)).requires_grad_()
+    b = torch.zeros(outputs, requires_grad=True)
+
+    def predict() -> Tensor:
+        return x @ w + b
+
+    def score() -> float:
+        out = predict().detach()
+        guess = out.argmax(1) if outputs > 1 else (out[:, 0] > 0).long()
+        return float((guess == target).float().mean())
+
+    return Problem([w, b], lambda: inputs(predict(), target), score, threshold)
+
+
+def _classification_problem(g: Generator) -> Problem:
+    return _linear_problem(g, NUM_CLASSES, lambda out, target: {"logits": out, "target": target}, 0.95)
+
+
+def _soft_classification_problem(g: Generator) -> Problem:
+    def inputs(out: Tensor, target: Tensor) -> dict[str, Tensor]:
+        return {"logits": out, "target": torch.nn.functional.one_hot(target, NUM_CLASSES).to(out.dtype)}
+
+    return _linear_problem(g, NUM_CLASSES, inputs, 0.95)
+
+
+def _multilabel_problem(g: Generator) -> Problem:
+    return _soft_classification_problem(g)
+
+
+def _dense_problem(g: Generator) -> Problem:
+    def inputs(out: Tensor, target: Tensor) -> dict[str, Tensor]:
+        return {"logits": out.reshape(10, 2, 3, NUM_CLASSES).movedim(-1, 1), "target": target.reshape(10, 2, 3)}
+
+    return _linear_problem(g, NUM_CLASSES, inputs, 0.95)
+
+
+def _binary_problem(g: Generator) -> Problem:
+    return _linear_problem(g, 1, lambda out, target: {"logits": out[:, 0], "target": target.to(out.dtype)}, 0.95)
+
+
+def _scores_problem(g: Generator) -> Problem:
+    return _linear_problem(g, 1, lambda out, target: {"scores": out[:, 0], "target": target}, 0.95)
+
+
+def _embedding_problem(g: Generator, inputs: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> Problem:
+    """Two noisy views of 16 points, and linear maps that have to bring the views of each point together."""
+    z = torch.randn(16, NUM_FEATURES, generator=g)
+    views = [z @ torch.randn(NUM_FEATURES, 8, generator=g) for _ in range(2)]
+    maps = [(0.3 * torch.randn(8, NUM_FEATURES, generator=g)).requires_grad_() for _ in range(2)]
+
+    def embed() -> list[Tensor]:
+        return [v @ m for v, m in zip(views, maps, strict=True)]
+
+    def score() -> float:
+        a, b = (torch.nn.functional.normalize(e.detach(), dim=1) for e in embed())
+        return float(((a @ b.T).argmax(1) == torch.arange(16)).float().mean())
+
+    return Problem(maps, lambda: inputs(*embed()), score, 0.7)
+
+
+def _pairs_problem(g: Generator) -> Problem:
+    return _embedding_problem(g, lambda a, b: {"query": a, "key": b, "ids": torch.arange(16)})
+
+
+def _embeddings_problem(g: Generator) -> Problem:
+    def inputs(a: Tensor, b: Tensor) -> dict[str, Tensor]:
+        return {"embeddings": torch.cat([a, b]), "labels": torch.arange(16).repeat(2)}
+
+    return _embedding_problem(g, inputs)
+
+
+def _regression_problem(g: Generator) -> Problem:
+    x = torch.randn(60, 2, generator=g)
+    target = x @ torch.tensor([1.0, -2.0]) + 0.5
+    w = torch.zeros(2, requires_grad=True)
+    b = torch.zeros(1, requires_grad=True)
+
+    def score() -> float:
+        return float(1 - ((x @ w + b - target).detach() ** 2).mean() / target.var())
+
+    return Problem([w, b], lambda: {"prediction": x @ w + b, "target": target}, score, 0.9)
+
+
+def _features_problem(g: Generator) -> Problem:
+    return _embedding_problem(g, lambda a, b: {"features": torch.cat([a, b])})
+
+
+KINDS: Mapping[str, Kind] = {
+    "classification": Kind(_classification, ("logits",), _classification_problem),
+    "soft_classification": Kind(_soft_classification, ("logits",), _soft_classification_problem, ignorable=False),
+    "dense": Kind(_dense, ("logits",), _dense_problem),
+    "binary": Kind(_binary, ("logits",), _binary_problem),
+    "multilabel": Kind(_multilabel, ("logits",), _multilabel_problem),
+    "scores": Kind(_scores, ("scores",), _scores_problem),
+    "pairs": Kind(_pairs, ("query", "key"), _pairs_problem),
+    "embeddings": Kind(_embeddings, ("embeddings",), _embeddings_problem),
+    "regression": Kind(_regression, ("prediction",), _regression_problem),
+    "features": Kind(_features, ("features",), _features_problem),
+}
+
+
+def kind_for(required: list[str]) -> str | None:
+    """The first kind that draws every one of the ``required`` names."""
+    for name, kind in KINDS.items():
+        if set(required) <= set(kind.draw(torch.Generator().manual_seed(0), 2, torch.float64)):
+            return name
+    return None

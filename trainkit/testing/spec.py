@@ -1,0 +1,145 @@
+"""Spec records: what a test needs to know of a part beyond what its class says.
+
+Which properties apply is read from the class; a record adds what cannot be read: inputs, reference values, calls that
+must fail, invariances that the method promises.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["BadCall", "Golden", "Invariance", "LossSpec", "MetricSpec", "ModuleSpec", "SamplerSpec", "Spec"]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A record of reference values and the call that must give them.
+
+    Args:
+        name: Name of the record.
+        expected: Values by name; ``value`` is the result, ``grad`` maps input names to gradients.
+        run: Gives the same names, computed by the part.
+        rtol: Relative tolerance of the values.
+        grad_rtol: Relative tolerance of the gradients.
+    """
+
+    name: str
+    expected: Mapping[str, Any]
+    run: Callable[[], Mapping[str, Any]]
+    rtol: float = 1e-9
+    grad_rtol: float = 1e-7
+
+
+@dataclass(frozen=True)
+class BadCall:
+    """A call that must fail with one clear sentence.
+
+    Args:
+        error: Type of the exception.
+        match: Text that the message holds: the argument and the value.
+        config: Constructor arguments, on top of the first configuration.
+        inputs: Tensors by name, on top of drawn inputs of 4 rows; empty if the constructor already fails.
+    """
+
+    error: type[Exception]
+    match: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Invariance:
+    """A change of the inputs that leaves the value as it is, for example a shift of the logits."""
+
+    name: str
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Fields that records of all families share.
+
+    Args:
+        cls: The class.
+        kind: Name of the input kind, see :mod:`trainkit.testing.kinds`.
+        reference: Independent implementation in plain Python: takes the tensors as nested lists, by name, and the
+            configuration, and gives the value.
+        configs: Constructor arguments; the first are the defaults, as far as the class has them.
+        golden: Records of reference values.
+        errors: Calls that must fail.
+        seeds: Catalogue ids of the systems that the class covers.
+        exempt: Properties that apply and do not hold, with the reason; ``"L8"`` or, for one configuration, ``"L8@1"``.
+    """
+
+    cls: type[Any]
+    kind: str = "classification"
+    reference: Callable[..., Any] | None = None
+    configs: Sequence[Mapping[str, Any]] = ({},)
+    golden: Sequence[Golden] = ()
+    errors: Sequence[BadCall] = ()
+    seeds: Sequence[str] = ()
+    exempt: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Import path of the class."""
+        return f"{self.cls.__module__}.{self.cls.__qualname__}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSpec(Spec):
+    """Record of a loss.
+
+    Args:
+        function: The functional form.
+        invariances: Changes of the inputs that leave the value as it is.
+        smallest: Fewest rows that the loss is defined on.
+    """
+
+    function: Callable[..., Any] | None = None
+    invariances: Sequence[Invariance] = ()
+    smallest: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSpec(Spec):
+    """Record of a metric.
+
+    Args:
+        function: The functional form.
+        exact: Whether the value over any split of the data equals the value in one pass.
+        perfect: Changes drawn inputs into ones with the best value.
+        worst: Changes drawn inputs into ones with a worse value than ``perfect``.
+        bounds: Least and largest possible value.
+    """
+
+    function: Callable[..., Any] | None = None
+    exact: bool = True
+    perfect: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
+    worst: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
+    bounds: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleSpec(Spec):
+    """Record of a module that is no loss.
+
+    Args:
+        call: Runs the module on inputs by name; default: ``module(**inputs)``.
+    """
+
+    kind: str = "embeddings"
+    call: Callable[[Any, dict[str, Tensor]], Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerSpec(Spec):
+    """Record of a sampler; ``configs`` hold everything but ``num_replicas`` and ``rank``.
+
+    Args:
+        batch_size: Name of the constructor argument that holds the global batch size.
+    """
+
+    batch_size: str = "batch_size"
