@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from textwrap import dedent
 
@@ -38,8 +39,9 @@ class Source:
                 yield base, top, child.lineno
                 yield from ((f"{base}.{alias.name}", top, child.lineno) for alias in child.names if alias.name != "*")
             else:
-                inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-                yield from self._imports(child, top and not inside)
+                inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+                unread = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+                yield from self._imports(child, top and not inside and not unread)
 
     @property
     def layer(self) -> str:
@@ -57,6 +59,7 @@ class Source:
         return [node.module or "" for node in nodes if node.names[0].name == "*"]
 
 
+@cache
 def sources(root: Path, *folders: str) -> list[Source]:
     return [Source(root, file) for folder in folders for file in sorted((root / folder).rglob("*.py"))]
 
@@ -269,7 +272,7 @@ def test_rule_finds_a_breach_and_no_other_does(tmp_path, rule, file, text):
         "trainkit/calibration/metrics/__init__.py": "",
         "trainkit/testing/__init__.py": "",
         "trainkit/testing/fits.py": "def f():\n    import lightning",
-        "trainkit/cli/main.py": "from trainkit import __version__, catalogue",
+        "trainkit/cli/main.py": "from trainkit import __version__, catalogue\nif TYPE_CHECKING:\n    import torch",
         "trainkit/_core/metric.py": "import torchmetrics",
         "recipes/good.py": "from ._module import RecipeModule\nfrom trainkit.losses import thing",
     }

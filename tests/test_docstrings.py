@@ -3,9 +3,9 @@
 import importlib
 import inspect
 import re
+import sys
 
 import pytest
-from torch import nn
 
 from trainkit import catalogue
 from trainkit.catalogue import SECTIONS, documented_arguments
@@ -16,25 +16,12 @@ WITH_SHAPE = {"loss", "metric", "module"}
 WITH_REFERENCES = {"loss", "metric"}
 
 
-def imported(part):
-    module, _, name = part.path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def takes_tensors(part):
-    """False for what only accompanies the losses or metrics, such as a schedule of weights."""
-    return part.kind not in WITH_SHAPE or issubclass(imported(part), nn.Module)
-
-
 def required_sections(part):
-    wanted = {"Example"}
-    if part.parameters:
-        wanted.add("Args")
-    if takes_tensors(part):
-        from_paper = "no paper" not in " ".join(part.sections.get("Note", "").split()).lower()
-        wanted.add("Note")
-        wanted |= {"Shape"} if part.kind in WITH_SHAPE else set()
-        wanted |= {"References"} if part.kind in WITH_REFERENCES and from_paper else set()
+    from_paper = "no paper" not in " ".join(part.sections.get("Note", "").split()).lower()
+    wanted = {"Example", "Note"}
+    wanted |= {"Args"} if part.parameters else set()
+    wanted |= {"Shape"} if part.kind in WITH_SHAPE else set()
+    wanted |= {"References"} if part.kind in WITH_REFERENCES and from_paper else set()
     return wanted
 
 
@@ -48,7 +35,7 @@ def problems(part):
     missing = required_sections(part) - set(part.sections)
     if missing:
         yield f"sections are missing: {', '.join(sorted(missing))}"
-    if part.kind in WITH_FORMULA and takes_tensors(part) and ".. math::" not in part.docstring:
+    if part.kind in WITH_FORMULA and ".. math::" not in part.docstring:
         yield "there is no formula"
     documented = list(documented_arguments(part.sections.get("Args", "")))
     if documented != [p.name for p in part.parameters]:
@@ -84,7 +71,7 @@ def test_function_docstring(package, name):
     assert docstring.partition("\n")[0].endswith("."), "the first line is no sentence that ends with a full stop"
     form = re.match(r"Functional form of :class:`(\w+)`", docstring)
     if form:
-        assert form[1] in function.__globals__["__all__"]
+        assert form[1] in sys.modules[function.__module__].__all__
         return
     text = re.search(r"^Args:\n((?: .*\n?|\n)+)", docstring + "\n", re.MULTILINE)
     if text:
@@ -94,7 +81,7 @@ def test_function_docstring(package, name):
 
 def broken(**changes):
     """An entry with one fault; the base is right in every respect."""
-    part = next(part for part in PARTS if part.kind == "loss" and takes_tensors(part) and part.parameters)
+    part = next(part for part in PARTS if part.kind == "loss" and part.parameters)
     return catalogue.Entry(**{**{name: getattr(part, name) for name in part.__dataclass_fields__}, **changes})
 
 

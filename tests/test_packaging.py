@@ -12,12 +12,16 @@ from pathlib import Path
 
 import lightning.pytorch.callbacks
 import pytest
-import tomllib
 import torch
 import torchmetrics
 
 import trainkit
 from trainkit import catalogue
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10, where pytest brings tomli
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

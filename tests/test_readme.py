@@ -30,7 +30,7 @@ def test_snippet_prints_the_numbers_beside_it(snippet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(snippet, "README.md", "exec"), {"__name__": "__main__"})
+        exec(compile(snippet, "snippet of README.md", "exec"), {"__name__": "__main__"})
     assert printed.getvalue().splitlines() == PRINTED.findall(snippet)
 
 
