@@ -1,16 +1,14 @@
 """Binding by name: the whole protocol between a part and the loop that feeds it."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-__all__ = ["accepted", "bind"]
+__all__ = ["accepted", "bind", "pick"]
 
 
-@lru_cache(maxsize=1024)
 def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
     """Names of a function's parameters and whether each is required; ``self`` and star arguments are left out."""
     skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -54,12 +52,17 @@ def bind(part: Any, available: Mapping[str, Any]) -> dict[str, Any]:
         >>> sorted(bind(FocalLoss(), batch))
         ['logits', 'target']
     """
+    owner = type(part).__name__ if isinstance(part, nn.Module) else getattr(part, "__name__", repr(part))
+    return pick(owner, accepted(part), available)
+
+
+def pick(owner: str, wanted: Sequence[tuple[str, bool]], available: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick from ``available`` the ``wanted`` names, each with whether it is required; see :func:`bind`."""
     picked = {}
-    for name, required in accepted(part):
+    for name, required in wanted:
         if name in available:
             picked[name] = available[name]
         elif required:
-            owner = type(part).__name__ if isinstance(part, nn.Module) else getattr(part, "__name__", repr(part))
             there = ", ".join(available) or "nothing"
             raise ValueError(f"{owner}: needs the tensor {name!r}, but only these were given: {there}")
     return picked

@@ -85,7 +85,7 @@ def check_choice(owner: str, argument: str, value: Any, choices: Iterable[str]) 
 def check_length(owner: str, argument: str, value: Sequence[float] | Tensor, length: int, of: str) -> None:
     """Require ``value`` to hold one entry for each of the ``length`` things that ``of`` names."""
     if len(value) != length:
-        reject(owner, argument, f"have {length} entries, one for each {of}", f"{len(value)} entries")
+        raise ValueError(f"{owner}: {argument} must have {length} entries, one for each {of}, got {len(value)}")
 
 
 def check_floating(owner: str, **tensors: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from trainkit._core.binding import bind
+from trainkit._core.binding import accepted, pick
 from trainkit._core.checks import check_choice, check_number, reject
 from trainkit._core.reduction import graph_zero
 
@@ -111,8 +111,10 @@ class CombinedLoss(nn.Module):
         reductions = {loss.reduction for _, loss in parts if hasattr(loss, "reduction")}
         if len(reductions) > 1:
             reject("CombinedLoss", "parts", "share one reduction", sorted(map(str, reductions)))
-        self.weights = [weight for weight, _ in parts]
+        self.weights = [weight if isinstance(weight, Ramp) else float(weight) for weight, _ in parts]
         self.losses = nn.ModuleList(loss for _, loss in parts)
+        # Read once: a signature can't be looked at while compiling.
+        self._wanted = [(type(loss).__name__, accepted(loss)) for loss in self.losses]
         self.register_buffer("progress", torch.zeros(()))
 
     @property
@@ -186,7 +188,10 @@ class CombinedLoss(nn.Module):
             "mask": mask,
         }
         available = {name: tensor for name, tensor in given.items() if tensor is not None}
-        values = [loss(**bind(loss, available)) for loss in self.losses]
+        values = [
+            loss(**pick(name, wanted, available))
+            for loss, (name, wanted) in zip(self.losses, self._wanted, strict=True)
+        ]
         total = graph_zero(*values)
         for factor, value in zip(self.weights, values, strict=True):
             total = total + (factor(self.progress).to(value.dtype) if isinstance(factor, Ramp) else factor) * value

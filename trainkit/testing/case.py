@@ -3,6 +3,7 @@
 import copy
 import inspect
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -54,12 +55,12 @@ class Case(Generic[S]):
     def label(self) -> str:
         """Class and configuration, as they stand in reports and test ids."""
         shown = ", ".join(f"{k}={v!r}" for k, v in self.config.items())
-        return f"{self.spec.cls.__name__}({shown})"
+        return f"{self.spec.cls.__name__}({shown if len(shown) <= 80 else f'configuration {self.index}'})"
 
     @property
     def kind(self) -> Kind:
         """How inputs are drawn."""
-        return KINDS[self.spec.kind]
+        return KINDS[self.spec.kinds.get(self.index, self.spec.kind)]
 
     def make(self, **changes: Any) -> Any:
         """A new instance; the same one each time, also where construction draws numbers."""
@@ -71,9 +72,11 @@ class Case(Generic[S]):
         """Which tensor of the kind each parameter takes.
 
         By name; where a required parameter has another name, as ``input`` of torch's losses, it takes the first
-        tensor of the kind that nothing else takes.
+        tensor of the kind that nothing else takes. A record with a ``call`` of its own takes all.
         """
         offered = list(self.kind.draw(torch.Generator().manual_seed(0), 2, torch.float64))
+        if getattr(self.spec, "call", None) is not None:
+            return {name: name for name in offered}
         wanted = accepted(self.make())
         taken = {name: name for name, _ in wanted if name in offered and name not in OPTIONAL_ON_DEMAND}
         left = [name for name in offered if name not in taken]
@@ -116,10 +119,16 @@ class Case(Generic[S]):
             k: v.detach().clone().requires_grad_(k in wanted) if isinstance(v, Tensor) else v for k, v in inputs.items()
         }
 
-    def value_and_gradients(self, module: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """Value of a call and the gradients of its sum, by input name and, for parameters, ``parameter NAME``."""
+    def value_and_gradients(
+        self, module: Any, inputs: Mapping[str, Any], context: AbstractContextManager[Any] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """Value of a call and the gradients of its sum, by input name and, for parameters, ``parameter NAME``.
+
+        The call runs in ``context``, such as autocast, the backward outside of it.
+        """
         leaves = self.leaves(inputs)
-        value = module(**leaves)
+        with context or nullcontext():
+            value = module(**leaves)
         if isinstance(module, nn.Module):
             module.zero_grad()
         if value.requires_grad:

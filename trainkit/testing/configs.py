@@ -42,7 +42,7 @@ def check_config(cls: type[Any], config: Mapping[str, Any], base: type[Any]) -> 
     parser.add_subclass_arguments(base, "part")
     try:
         parsed = parser.parse_object({"part": to_config(cls, config)})
-        again = parser.parse_string(parser.dump(parsed))
+        again = parser.parse_string(parser.dump(parsed, skip_unset=False))
         return parser.instantiate(again).part
     except Exception as error:
         text = " ".join(str(error).split())

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Fault", "compare", "require", "same_shape_and_dtype"]
+__all__ = ["Fault", "as_tensor", "compare", "require", "same_shape_and_dtype"]
 
 
 @dataclass
@@ -61,6 +61,14 @@ def same_shape_and_dtype(what: str, got: Any, expected: Tensor) -> None:
         raise Fault(what, f"shape {tuple(expected.shape)}, {expected.dtype}", f"shape {tuple(got.shape)}, {got.dtype}")
 
 
+def as_tensor(value: Any) -> Tensor:
+    """A tensor on the CPU; plain numbers and lists of them keep all their digits."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    made = torch.as_tensor(value)
+    return torch.as_tensor(value, dtype=torch.float64) if made.is_floating_point() else made
+
+
 def compare(
     what: str,
     got: Any,
@@ -85,8 +93,7 @@ def compare(
         raise Fault(what, expected, got, rank, ranks)
     if expected is None:
         return
-    a = torch.as_tensor(got).detach().cpu()
-    b = torch.as_tensor(expected).detach().cpu()
+    a, b = as_tensor(got), as_tensor(expected)
     exact = not (a.is_floating_point() or b.is_floating_point())
     close = a.shape == b.shape and (
         torch.equal(a, b) if exact else torch.allclose(a.double(), b.double(), rtol=rtol, atol=atol)

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import math
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +15,7 @@ from trainkit.testing.faults import Fault, compare, require, same_shape_and_dtyp
 from trainkit.testing.properties import prop
 from trainkit.testing.spec import Golden, LossSpec
 
-__all__ = ["LossCase", "as_lists", "call", "check_golden", "scalar", "single_row"]
+__all__ = ["LossCase", "as_lists", "call", "check_golden", "holds_modules", "scalar", "single_row"]
 
 LossCase: TypeAlias = Case[LossSpec]
 
@@ -123,8 +124,16 @@ def gradients(case: LossCase) -> None:
         raise Fault("gradient against central differences", "equal to 1e-4", " ".join(lines[:6])) from error
 
 
-def _same_to_rounding(case: LossCase, what: str, module: Any, inputs: dict[str, Any], exact: Any, rtol: float) -> None:
-    value, grads = case.value_and_gradients(module, inputs)
+def _same_to_rounding(
+    case: LossCase,
+    what: str,
+    module: Any,
+    inputs: dict[str, Any],
+    exact: Any,
+    rtol: float,
+    context: AbstractContextManager[Any] | None = None,
+) -> None:
+    value, grads = case.value_and_gradients(module, inputs, context)
     compare(f"value {what}", value, exact[0], rtol=rtol, atol=rtol / 100)
     for name, grad in grads.items():
         compare(f"gradient of {name} {what}", grad, exact[1][name], rtol=rtol, atol=rtol / 100)
@@ -152,17 +161,19 @@ def autocast(case: LossCase) -> None:
     for n in case.sizes:
         inputs = case.inputs(n, torch.float32)
         exact = case.value_and_gradients(case.make(), inputs)
+        what = "for fp32 input under bf16 autocast"
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            same_shape_and_dtype("result for fp32 input under bf16 autocast", call(case, case.make(), inputs), exact[0])
-            _same_to_rounding(case, "for fp32 input under bf16 autocast", case.make(), inputs, exact, 1e-5)
+            same_shape_and_dtype(f"result {what}", call(case, case.make(), inputs), exact[0])
+        lowered = torch.autocast("cpu", dtype=torch.bfloat16)
+        _same_to_rounding(case, what, case.make(), inputs, exact, 1e-5, lowered)
         for dtype in (torch.bfloat16, torch.float16):
             low = case.seen(_cast(inputs, dtype), dtype)
             exact_low = case.value_and_gradients(case.make(), _cast(low, torch.float32))
             for on in (True, False):
                 what = f"for {str(dtype).removeprefix('torch.')} input {'under' if on else 'without'} autocast"
-                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
-                    same_shape_and_dtype(f"result {what}", call(case, case.make(), low), exact_low[0])
-                    value, grads = case.value_and_gradients(case.make(), low)
+                context = torch.autocast("cpu", dtype=torch.bfloat16, enabled=on)
+                value, grads = case.value_and_gradients(case.make(), low, context)
+                same_shape_and_dtype(f"result {what}", value, exact_low[0])
                 compare(f"value {what}", value, exact_low[0], rtol=1e-5, atol=1e-7)
                 for name in case.differentiable():
                     grad, expected = grads[name], exact_low[1][name]
@@ -431,8 +442,15 @@ def copies(case: LossCase) -> None:
         return
     shown = repr(module)
     for name in inspect.signature(case.spec.cls).parameters:
-        if not isinstance(getattr(module, name, None), (nn.Module, nn.ModuleList)):
+        if not holds_modules(getattr(module, name, None)):
             require(f"{name}=" in shown, "repr", f"a text with {name}=", shown)
+
+
+def holds_modules(value: Any) -> bool:
+    """Whether a hyper-parameter is a module or a list with modules in it, which show themselves."""
+    if isinstance(value, (list, tuple)):
+        return any(holds_modules(v) for v in value)
+    return isinstance(value, nn.Module)
 
 
 @prop("L18", "errors")
@@ -523,8 +541,10 @@ def _second(grads: Any, leaves: list[Tensor], directions: list[Tensor]) -> Tenso
     slope = sum((g * d).sum() for g, d in zip(grads, directions, strict=True) if g is not None)
     if not isinstance(slope, Tensor) or not slope.requires_grad:
         return torch.zeros(())
-    seconds = torch.autograd.grad(slope, leaves, allow_unused=True)
-    return sum(((s * d).sum() for s, d in zip(seconds, directions, strict=True) if s is not None), torch.zeros(()))
+    # backward, not grad: a function that can't be differentiated twice raises only where it is reached.
+    torch.autograd.backward(slope)
+    seconds = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    return sum(((s * d).sum() for s, d in zip(seconds, directions, strict=True)), torch.zeros(()))
 
 
 @prop("L21", "learns", dear=True)

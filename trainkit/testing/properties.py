@@ -16,6 +16,9 @@ from trainkit.testing.pool import Pool
 
 __all__ = ["Outcome", "Property", "collect", "conform", "prop", "run_property"]
 
+THIRD_PARTIES = r"(torch|jsonargparse)(\.|$)"
+"""Modules whose warnings are about themselves; one that a part causes carries the part's own module."""
+
 Status: TypeAlias = Literal["holds", "fault", "exempt", "does not apply"]
 
 
@@ -96,6 +99,7 @@ def _attempt(rule: Property, case: Case[Any], pool: Pool | None) -> Fault | None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", module=THIRD_PARTIES)
             torch.manual_seed(0)
             rule.run(case, pool) if rule.ranks else rule.run(case)
     except Fault as fault:

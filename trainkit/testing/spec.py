@@ -64,6 +64,7 @@ class Spec:
     Args:
         cls: The class.
         kind: Name of the input kind, see :mod:`trainkit.testing.kinds`.
+        kinds: Input kinds of single configurations, by their index, where they differ.
         reference: Independent implementation in plain Python: takes the tensors as nested lists, by name, and the
             configuration, and gives the value.
         configs: Constructor arguments; the first are the defaults, as far as the class has them.
@@ -75,6 +76,7 @@ class Spec:
 
     cls: type[Any]
     kind: str = "classification"
+    kinds: Mapping[int, str] = field(default_factory=dict)
     reference: Callable[..., Any] | None = None
     configs: Sequence[Mapping[str, Any]] = ({},)
     golden: Sequence[Golden] = ()
@@ -126,8 +128,12 @@ class MetricSpec(Spec):
 class ModuleSpec(Spec):
     """Record of a module that is no loss.
 
+    Outputs are a tensor, a tuple or a mapping of tensors. ``reference`` may also take ``state``: parameters and buffers
+    before the call, by name, as nested lists.
+
     Args:
-        call: Runs the module on inputs by name; default: ``module(**inputs)``.
+        call: Runs the module on inputs by name, importable by name in another process; it gets every tensor of the
+            kind. Default: ``module(**inputs)`` on those that ``forward`` names.
     """
 
     kind: str = "embeddings"
@@ -140,6 +146,8 @@ class SamplerSpec(Spec):
 
     Args:
         batch_size: Name of the constructor argument that holds the global batch size.
+        dataset: Gives the first constructor argument for a number of rows.
     """
 
     batch_size: str = "batch_size"
+    dataset: Callable[[int], Any] = range
