@@ -22,8 +22,9 @@ def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
 def _entry_point(part: Any) -> Callable[..., Any]:
     """The function that a call of ``part`` runs: ``update`` of a metric, ``forward`` of a module, else itself."""
     if isinstance(part, nn.Module):
-        update = getattr(type(part), "update", None)
-        return update if update is not None else type(part).forward
+        # A metric; other modules may have an update of their own that no loop calls.
+        is_metric = hasattr(part, "update") and hasattr(part, "compute")
+        return getattr(type(part), "update" if is_metric else "forward")  # type: ignore[no-any-return]
     return part  # type: ignore[no-any-return]
 
 

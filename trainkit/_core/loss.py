@@ -1,6 +1,5 @@
 """Base class of the losses."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from trainkit._core.checks import check_flag
 from trainkit._core.reduction import check_reduction
+from trainkit._core.repr import hyper_parameters
 from trainkit._core.typing import DistributedKind, Reduction
 
 __all__ = ["Loss"]
@@ -56,10 +56,4 @@ class Loss(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        shown = []
-        for name in inspect.signature(type(self)).parameters:
-            value = getattr(self, name)
-            if isinstance(value, nn.Module):
-                continue
-            shown.append(f"{name}={value.tolist() if isinstance(value, Tensor) else value!r}")
-        return ", ".join(shown)
+        return hyper_parameters(self)

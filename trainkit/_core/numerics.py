@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["fp32_region", "log1m_softmax", "log1mexp", "log_floor", "upcast"]
+__all__ = ["fp32_region", "log1m_softmax", "log_floor", "upcast"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,17 +39,6 @@ def fp32_region(function: Callable[P, R]) -> Callable[P, R]:
 def log_floor(dtype: torch.dtype) -> float:
     """Smallest log-probability that is kept: exp of it is a normal number, and its square is zero."""
     return -700.0 if dtype == torch.float64 else -80.0
-
-
-def log1mexp(log_p: Tensor) -> Tensor:
-    """log(1 - exp(log_p)) for ``log_p < 0``, to full relative accuracy.
-
-    Two branches meet at -log 2: expm1 is accurate where exp(log_p) is near one, log1p where it is small.
-    """
-    near_one = log_p > -0.6931471805599453
-    a = torch.where(near_one, log_p, -1.0)
-    b = torch.where(near_one, -1.0, log_p)
-    return torch.where(near_one, torch.log(-torch.expm1(a)), torch.log1p(-torch.exp(b)))
 
 
 def log1m_softmax(logits: Tensor, dim: int = 1) -> Tensor:

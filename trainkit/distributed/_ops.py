@@ -81,7 +81,13 @@ def gather_rows_op(x: Tensor, sizes: Tensor, group: str) -> Tensor:
 
 @gather_rows_op.register_fake
 def _(x: Tensor, sizes: Tensor, group: str) -> Tensor:
-    return x.new_empty(torch.library.get_ctx().new_dynamic_size(), *x.shape[1:])
+    # Imported here: it takes longer to load than all of trainkit.distributed, and only a tracer calls this.
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    # The rows of this rank are among the gathered ones. Without a lower bound, operators that treat an empty tensor
+    # apart, as logsumexp does, could not be traced.
+    least = next(n for n in (2, 1, 0) if statically_known_true(x.shape[0] >= n))
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(min=least), *x.shape[1:])
 
 
 @torch.library.custom_op("trainkit::reduce_scatter_rows", mutates_args=())

@@ -30,9 +30,11 @@ def exchange_sizes(*tensors: Tensor, call: str = "exchange_sizes", group: dist.P
         (W,) int64 on the CPU; ``[rows]`` when no group of more than one rank is up.
 
     Raises:
-        ValueError: If a tensor has no rows dimension or another number of rows than the first.
+        ValueError: If there is no tensor, or one has no rows dimension or another number of rows than the first.
         RuntimeError: On every rank, if the ranks' calls, trailing shapes or dtypes differ.
     """
+    if not tensors:
+        reject(call, "tensors", "hold at least one tensor", tensors)
     for tensor in tensors:
         if tensor.dim() == 0 or tensor.shape[0] != tensors[0].shape[0]:
             reject(call, "tensors", f"have the same number of rows ({tuple(tensors[0].shape)[:1]})", tensor)

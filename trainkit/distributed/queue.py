@@ -69,13 +69,13 @@ class MemoryQueue(nn.Module):
 
     @property
     def features(self) -> Tensor:
-        """The rows, oldest first, (M, D)."""
-        return self.memory[: len(self)]
+        """The rows, oldest first, (M, D); a copy, so that a later :meth:`enqueue` does not disturb a backward."""
+        return self.memory[: len(self)].clone()
 
     @property
     def feature_labels(self) -> Tensor:
-        """Labels of the rows, (M,)."""
-        return self.memory_labels[: len(self)]
+        """Labels of the rows, (M,); a copy."""
+        return self.memory_labels[: len(self)].clone()
 
     @torch.no_grad()
     def enqueue(self, embeddings: Tensor, labels: Tensor | None = None) -> None:
@@ -103,8 +103,9 @@ class MemoryQueue(nn.Module):
             labels = self.memory_labels.new_full((len(rows),), -100)
         else:
             (rows, labels), _ = gather_rows(rows, labels.detach(), call=call)
-        kept = torch.cat([self.features, rows])[-self.size :]
-        kept_labels = torch.cat([self.feature_labels, labels])[-self.size :]
+        held = len(self)
+        kept = torch.cat([self.memory[:held], rows])[-self.size :]
+        kept_labels = torch.cat([self.memory_labels[:held], labels])[-self.size :]
         self.memory[: len(kept)] = kept
         self.memory_labels[: len(kept)] = kept_labels
         self.filled.fill_(len(kept))

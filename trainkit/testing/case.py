@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit._core.binding import accepted
+from trainkit._core.typing import TENSOR_NAMES
 from trainkit.testing.kinds import KINDS, Kind
 from trainkit.testing.spec import Spec
 
@@ -71,7 +72,7 @@ class Case(Generic[S]):
     def names(self) -> dict[str, str]:
         """Which tensor of the kind each parameter takes.
 
-        By name; where a required parameter has another name, as ``input`` of torch's losses, it takes the first
+        By name; where a required parameter has a name of its own, as ``input`` of torch's losses, it takes the first
         tensor of the kind that nothing else takes. A record with a ``call`` of its own takes all.
         """
         offered = list(self.kind.draw(torch.Generator().manual_seed(0), 2, torch.float64))
@@ -82,7 +83,7 @@ class Case(Generic[S]):
         left = [name for name in offered if name not in taken]
         for name, required in wanted:
             if required and name not in taken:
-                if not left:
+                if not left or name in TENSOR_NAMES:
                     raise ValueError(
                         f"{self.spec.cls.__name__}: needs {name!r}, which inputs of this kind don't have; "
                         f"they have {', '.join(offered)}"

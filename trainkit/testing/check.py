@@ -12,7 +12,8 @@ from trainkit.testing.case import Case
 from trainkit.testing.kinds import KINDS, kind_for
 from trainkit.testing.pool import Pool
 from trainkit.testing.properties import Outcome, Property, collect, conform
-from trainkit.testing.spec import LossSpec, Spec
+from trainkit.testing.samplers import build_sampler
+from trainkit.testing.spec import LossSpec, MetricSpec, ModuleSpec, SamplerSpec, Spec
 
 __all__ = ["FAMILIES", "cases_of", "check", "family_of", "properties_for", "spec_for"]
 
@@ -23,6 +24,8 @@ PROBES: Mapping[str, tuple[Any, ...]] = {
     "margin": (0.0,),
     "label_smoothing": (0.1,),
     "normalize": (False,),
+    "shuffle": (False,),
+    "drop_last": (True,),
 }
 """Values of usual hyper-parameters that show faults which the defaults hide."""
 
@@ -34,8 +37,30 @@ def _loss_properties() -> tuple[Property, ...]:
     return tuple(sorted(found, key=lambda p: int(p.id[1:])))
 
 
+def _module_properties() -> tuple[Property, ...]:
+    from trainkit.testing import module_ranks, modules
+
+    found = [p for module in (modules, module_ranks) for p in collect(vars(module))]
+    return tuple(sorted(found, key=lambda p: int(p.id[1:])))
+
+
+def _metric_properties() -> tuple[Property, ...]:
+    from trainkit.testing import metrics
+
+    return collect(vars(metrics))
+
+
+def _sampler_properties() -> tuple[Property, ...]:
+    from trainkit.testing import samplers
+
+    return collect(vars(samplers))
+
+
 FAMILIES: Mapping[str, tuple[type[Spec], Callable[[], tuple[Property, ...]]]] = {
     "losses": (LossSpec, _loss_properties),
+    "modules": (ModuleSpec, _module_properties),
+    "samplers": (SamplerSpec, _sampler_properties),
+    "metrics": (MetricSpec, _metric_properties),
 }
 """Families that have properties: the record of a part and the properties it is held to."""
 
@@ -45,8 +70,13 @@ def properties_for(spec: Spec) -> tuple[Property, ...]:
     return next(properties() for record, properties in FAMILIES.values() if isinstance(spec, record))
 
 
-def family_of(cls: type[Any]) -> str:
-    """Family of a class, read from its bases and, for modules, from whether it reduces.
+def family_of(cls: type[Any], kind: str | None = None, init: Mapping[str, Any] | None = None) -> str:
+    """Family of a class, read from its bases; a module that gives one number for a batch is a loss.
+
+    Args:
+        cls: The class.
+        kind: Name of the input kind, for modules that only a call tells apart.
+        init: Constructor arguments for that call.
 
     Raises:
         ValueError: If the class belongs to no family that has properties.
@@ -58,16 +88,26 @@ def family_of(cls: type[Any]) -> str:
         family = "samplers"
     elif issubclass(cls, torch.optim.Optimizer):
         family = "optimizers"
-    elif "lightning.Callback" in bases or "pytorch_lightning.Callback" in bases:
+    elif bases & {"lightning.Callback", "pytorch_lightning.Callback"}:
         family = "callbacks"
     elif issubclass(cls, nn.Module):
-        lossy = "reduction" in inspect.signature(cls).parameters or hasattr(cls, "distributed")
-        family = "losses" if lossy or "loss" in cls.__name__.lower() or "torch._Loss" in bases else "modules"
+        named = "loss" in cls.__name__.lower() or "reduction" in inspect.signature(cls).parameters
+        family = "losses" if named or _gives_a_number(cls, kind, init or {}) else "modules"
     else:
-        family = "unknown"
+        family = "a class of this sort"
     if family not in FAMILIES:
         raise ValueError(f"{cls.__name__}: there are no properties for {family}, only for {', '.join(FAMILIES)}")
     return family
+
+
+def _gives_a_number(cls: type[Any], kind: str | None, init: Mapping[str, Any]) -> bool:
+    try:
+        kind = kind or kind_for([name for name, needed in accepted(cls(**init)) if needed])
+        case = Case(LossSpec(cls=cls, kind=kind or "", configs=(init,)))
+        value = case.make()(**case.inputs(4, torch.float32))
+    except Exception:
+        return False
+    return isinstance(value, torch.Tensor) and value.dim() == 0
 
 
 def spec_for(
@@ -87,12 +127,17 @@ def spec_for(
         ValueError: If the class can't be built, or no kind has its tensors; says what was tried.
     """
     init = dict(init or {})
-    record, _ = FAMILIES[family or family_of(cls)]
+    record, _ = FAMILIES[family or family_of(cls, kind, init)]
     try:
-        part = cls(**init)
+        part = _build(record, cls, init)
     except Exception as error:
         tried = f"{cls.__name__}({', '.join(f'{k}={v!r}' for k, v in init.items())})"
         raise ValueError(f"{cls.__name__}: tried {tried}, which raised {type(error).__name__}: {error}") from error
+    configs = [init, *_probes(record, cls, init)]
+    if record is SamplerSpec:
+        return SamplerSpec(cls=cls, configs=configs)
+    if record is ModuleSpec and cls.forward is nn.Module.forward:
+        raise ValueError(f"{cls.__name__}: has no forward; give a record that says how to call it")
     if kind is None:
         required = [name for name, needed in accepted(part) if needed]
         kind = kind_for(required)
@@ -102,12 +147,17 @@ def spec_for(
             )
     elif kind not in KINDS:
         raise ValueError(f"{cls.__name__}: kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    spec = record(cls=cls, kind=kind, configs=[init, *_probes(cls, init)])
+    spec = record(cls=cls, kind=kind, configs=configs)
     Case(spec).names()
     return spec
 
 
-def _probes(cls: type[Any], init: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _build(record: type[Spec], cls: type[Any], config: Mapping[str, Any]) -> Any:
+    """The class in a configuration; samplers get a data set too."""
+    return build_sampler(SamplerSpec(cls=cls), config) if record is SamplerSpec else cls(**config)
+
+
+def _probes(record: type[Spec], cls: type[Any], init: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Configurations that vary one usual hyper-parameter each, as far as the class takes them."""
     for name, parameter in inspect.signature(cls).parameters.items():
         for value in PROBES.get(name, ()):
@@ -115,7 +165,7 @@ def _probes(cls: type[Any], init: Mapping[str, Any]) -> Iterator[dict[str, Any]]
             if name in init or value == parameter.default:
                 continue
             try:
-                cls(**config)
+                _build(record, cls, config)
             except (TypeError, ValueError):
                 continue
             yield config

@@ -1,0 +1,1 @@
+"""Calibration: how far predicted probabilities can be trusted. The metrics are in ``trainkit.calibration.metrics``."""

@@ -1,0 +1,4 @@
+"""Calibration metrics: ``torchmetrics.Metric`` classes with functional forms, exact over batches and ranks."""
+
+from trainkit.calibration.metrics.brier_score import *
+from trainkit.calibration.metrics.negative_log_likelihood import *

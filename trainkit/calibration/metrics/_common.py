@@ -1,0 +1,218 @@
+"""What the calibration metrics share: the form that predictions and targets of every task are brought into."""
+
+import math
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from trainkit._core.checks import (
+    check_choice,
+    check_floating,
+    check_integer,
+    check_same_shape,
+    check_values,
+    reject,
+    values_checked,
+)
+from trainkit._core.metric import sum_dtype
+from trainkit._core.numerics import fp32_region
+from trainkit._core.typing import InputKind
+
+__all__ = ["Predictions", "Task", "canonicalize", "check_task"]
+
+Task: TypeAlias = Literal["binary", "multiclass", "multilabel"]
+
+SUM_SLACK = 1e-2
+"""How far from one a row of probabilities may sum: what rounding to bf16 can do."""
+
+BOUND_SLACK = 1e-6
+"""How far above one a probability may lie: what averaging in fp32 can do."""
+
+
+class Predictions(NamedTuple):
+    """Predictions and targets of any task as M rows over K classes; binary and multilabel targets are rows of two.
+
+    Args:
+        values: Probabilities or their logarithms, (M, K), fp32 or fp64; uniform where the target is ignored.
+        logarithmic: Whether ``values`` are logarithms.
+        target: Class indices (M,), zero where ignored, or class probabilities (M, K).
+        weight: (M,) in the dtype of sums, zero where the target is ignored.
+    """
+
+    values: Tensor
+    logarithmic: bool
+    target: Tensor
+    weight: Tensor
+
+    @property
+    def probs(self) -> Tensor:
+        """Probabilities, (M, K)."""
+        return self.values.exp() if self.logarithmic else self.values
+
+    @property
+    def target_probs(self) -> Tensor:
+        """The target as probabilities, (M, K)."""
+        if self.target.is_floating_point():
+            return self.target
+        return torch.zeros_like(self.values).scatter(1, self.target.unsqueeze(1), 1)
+
+
+Rule: TypeAlias = tuple[str, str, Tensor, Tensor]
+
+
+def check_task(owner: str, task: str, input_kind: str, ignore_index: int) -> None:
+    """Check the hyper-parameters that say how inputs are read."""
+    check_choice(owner, "task", task, ("binary", "multiclass", "multilabel"))
+    check_choice(owner, "input_kind", input_kind, ("logits", "probs", "log_probs"))
+    check_integer(owner, "ignore_index", ignore_index)
+
+
+def _flat(values: Tensor) -> Tensor:
+    """(N, K, ...) as (M, K)."""
+    return values.movedim(1, -1).reshape(-1, values.shape[1])
+
+
+def _neutral(input_kind: InputKind, classes: int) -> float:
+    """What stands in for an ignored prediction: a finite value that every check lets pass."""
+    if input_kind == "logits":
+        return 0.0
+    return 1 / classes if input_kind == "probs" else -math.log(classes)
+
+
+def _value_rules(logits: Tensor, input_kind: InputKind, rows: bool) -> list[Rule]:
+    """Rules for the values of predictions; ``rows`` if those over dimension 1 are one distribution."""
+    rules = [("logits", "be finite", logits, logits.isfinite())]
+    if input_kind == "logits":
+        return rules
+    p, words = (
+        (logits, "probabilities in [0, 1]") if input_kind == "probs" else (logits.exp(), "log-probabilities <= 0")
+    )
+    given = f"for input_kind={input_kind!r}"
+    rules.append(("logits", f"hold {words} {given}", logits, (p >= 0) & (p <= 1 + BOUND_SLACK)))
+    if rows:
+        sums = p.sum(1)
+        rules.append(("logits", f"hold probabilities that sum to 1 {given}", sums, (sums - 1).abs() <= SUM_SLACK))
+    return rules
+
+
+def _checked_shapes(owner: str, logits: Tensor, target: Tensor, task: Task) -> tuple[Tensor, bool]:
+    """Check the shapes; give the logits, one single class squeezed out, and whether dimension 1 is a distribution."""
+    check_floating(owner, logits=logits)
+    if not isinstance(target, Tensor):
+        reject(owner, "target", "be a tensor", target, TypeError)
+    if task == "multiclass":
+        if logits.dim() < 2:
+            reject(owner, "logits", "have shape (N, C, ...)", logits)
+        if target.is_floating_point():
+            check_same_shape(owner, "logits, since it holds probabilities", logits.shape, target=target)
+        else:
+            positions = (*logits.shape[:1], *logits.shape[2:])
+            check_same_shape(owner, "logits without the class dimension", positions, target=target)
+        return logits, True
+    if logits.dim() == 0 or (task == "multilabel" and logits.dim() < 2):
+        reject(owner, "logits", f"have shape {'(N, ...)' if task == 'binary' else '(N, C, ...)'}", logits)
+    with_classes = task == "binary" and logits.dim() == target.dim() + 1 and logits.shape[1] in (1, 2)
+    check_same_shape(
+        owner, "logits", (*logits.shape[:1], *logits.shape[2:]) if with_classes else logits.shape, target=target
+    )
+    if with_classes and logits.shape[1] == 1:
+        return logits.squeeze(1), False
+    return logits, with_classes
+
+
+def _target_rules(target: Tensor, valid: Tensor, task: Task, classes: int, ignore_index: int) -> list[Rule]:
+    """Rules for the values of targets; those that are not ``valid`` are ignored."""
+    soft = target.is_floating_point()
+    if task == "multiclass" and soft:
+        sums = target.sum(1)
+        return [
+            ("target", "hold probabilities >= 0", target, target >= 0),
+            ("target", "hold probabilities that sum to 1", sums, (sums - 1).abs() <= SUM_SLACK),
+        ]
+    top = classes if task == "multiclass" else 2
+    inside = (target >= 0) & (target <= 1 if soft else target < top)
+    allowed = f"be in [0, {'1]' if soft else f'{top})'} or equal ignore_index={ignore_index}"
+    return [("target", allowed, target, inside | ~valid)]
+
+
+def _log_pair(values: Tensor, input_kind: InputKind) -> Tensor:
+    """Values of class 1, (M,), as those of both classes, (M, 2); logarithms unless they are probabilities."""
+    if input_kind == "logits":
+        return torch.stack([F.logsigmoid(-values), F.logsigmoid(values)], 1)
+    if input_kind == "probs":
+        return torch.stack([1 - values, values], 1)
+    return torch.stack([(-values.clamp_max(0).expm1()).log(), values], 1)
+
+
+def _over_classes(target: Tensor, task: Task) -> bool:
+    """Whether the target holds a distribution over the classes in dimension 1."""
+    return task == "multiclass" and target.is_floating_point()
+
+
+def _valid(target: Tensor, task: Task, ignore_index: int) -> Tensor:
+    """True for each target that is not ignored."""
+    if _over_classes(target, task):
+        return torch.ones_like(target.sum(1), dtype=torch.bool)
+    return target != ignore_index
+
+
+@fp32_region
+def canonicalize(
+    owner: str,
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    *,
+    task: Task,
+    input_kind: InputKind,
+    ignore_index: int,
+    validate_args: bool,
+) -> Predictions:
+    """Check the inputs of a metric and bring them into the form of :class:`Predictions`.
+
+    Args:
+        owner: Class or function that errors name.
+        logits: Logits, or what ``input_kind`` says: (N, C, ...) for multiclass and multilabel; for binary the shape of
+            the target, or that with a dimension 1 of one or two classes.
+        target: Class indices (N, ...) or probabilities (N, C, ...) for multiclass; else zeros and ones, or
+            probabilities of class 1, of shape (N, ...) for binary and (N, C, ...) for multilabel.
+        weight: One number for each target, >= 0.
+        task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
+        input_kind: ``"logits"``, ``"probs"`` or ``"log_probs"``; never guessed.
+        ignore_index: Target that is left out, whatever is predicted there; probabilities over classes have none.
+        validate_args: Whether values are checked.
+    """
+    logits, rows = _checked_shapes(owner, logits, target, task)
+    target = target if target.is_floating_point() else target.long()
+    valid = _valid(target, task, ignore_index)
+    check_same_shape(owner, "the targets", valid.shape, weight=weight)
+    neutral = _neutral(input_kind, logits.shape[1] if rows else 2)
+    logits = torch.where(valid.unsqueeze(1) if rows else valid, logits, neutral)
+    if values_checked(validate_args):
+        rules = _value_rules(logits, input_kind, rows)
+        rules += _target_rules(target, valid, task, logits.shape[1] if rows else 2, ignore_index)
+        if weight is not None:
+            rules.append(("weight", "be finite and >= 0", weight, weight.isfinite() & (weight >= 0)))
+        check_values(owner, *rules)
+    if rows:
+        values = _flat(logits).log_softmax(1) if input_kind == "logits" else _flat(logits)
+    else:
+        values = _log_pair(_by_label(logits, task), input_kind)
+    weights = valid if weight is None else torch.where(valid, weight, 0)
+    weights = _by_label(weights, task).to(sum_dtype(weights.device))
+    return Predictions(values, input_kind != "probs", _flat_target(target, valid, task, values.dtype), weights)
+
+
+def _flat_target(target: Tensor, valid: Tensor, task: Task, dtype: torch.dtype) -> Tensor:
+    """Class indices (M,) or class probabilities (M, K)."""
+    if _over_classes(target, task):
+        return _flat(target).to(dtype)
+    flat = _by_label(torch.where(valid, target, 0), task)
+    return torch.stack([1 - flat, flat], 1).to(dtype) if target.is_floating_point() else flat
+
+
+def _by_label(values: Tensor, task: Task) -> Tensor:
+    """One entry a target, (M,); the labels of a multilabel target follow one another."""
+    return _flat(values).reshape(-1) if task == "multilabel" else values.reshape(-1)

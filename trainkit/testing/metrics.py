@@ -1,0 +1,471 @@
+"""Properties of metrics."""
+
+import copy
+import inspect
+import math
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.gradcheck import GradcheckError
+
+from trainkit.testing.case import Case
+from trainkit.testing.configs import check_config
+from trainkit.testing.faults import Fault, as_tensor, compare, require
+from trainkit.testing.losses import as_lists, check_golden
+from trainkit.testing.pool import Pool
+from trainkit.testing.properties import prop
+from trainkit.testing.ranks import shards
+from trainkit.testing.spec import MetricSpec
+
+__all__ = ["MetricCase", "joined", "same", "value_of"]
+
+MetricCase: TypeAlias = Case[MetricSpec]
+Batch: TypeAlias = dict[str, Any]
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def value_of(metric: Any, *batches: Batch) -> Any:
+    """Value after updates with the batches."""
+    for batch in batches:
+        metric.update(**batch)
+    return metric.compute()
+
+
+def joined(*batches: Batch) -> Batch:
+    """One batch of all rows."""
+    return {k: torch.cat([b[k] for b in batches]) for k in batches[0]}
+
+
+def _rows(batch: Batch, rows: Any) -> Batch:
+    return {k: v[rows] for k, v in batch.items()}
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a value with their places in it."""
+    if isinstance(value, Mapping) or (isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, part in items:
+            yield from _leaves(part, f"{name}, {key}")
+    else:
+        yield name, value if isinstance(value, Tensor) else as_tensor(value)
+
+
+def same(what: str, got: Any, expected: Any, *, rtol: float | None = None, rank: int | None = None) -> None:
+    """Compare two values of a metric: tensors, or structures of them; a nan must be a nan.
+
+    ``rtol`` is that of rounding in the dtype of the result if it is None, and exact if it is 0.
+    """
+    mine, theirs = dict(_leaves(got)), dict(_leaves(expected))
+    require(mine.keys() == theirs.keys(), f"parts of {what}", list(theirs), list(mine))
+    for name, value in theirs.items():
+        own = mine[name]
+        if value.is_floating_point() and own.shape == value.shape and torch.equal(own.isnan(), value.isnan()):
+            own, value = own.nan_to_num(0.0, math.inf, -math.inf), value.nan_to_num(0.0, math.inf, -math.inf)
+        tolerance = rtol if rtol is not None else 1e-12 if own.dtype == torch.float64 else 1e-5
+        ranks = 1 if rank is None else 2
+        compare(what + name, own, value, rtol=tolerance, atol=tolerance / 100, rank=rank, ranks=ranks)
+
+
+def _no_values(case: MetricCase) -> str | None:
+    return None if case.spec.golden or case.spec.reference else "no reference values are given"
+
+
+@prop("M1", "reference values", needs=_no_values)
+def values(case: MetricCase) -> None:
+    """The value of each batch and of all batches equals the golden records and the independent reference."""
+    if case.index == 0:
+        for golden in case.spec.golden:
+            check_golden(golden)
+    if case.spec.reference is None:
+        return
+    batches = [case.inputs(n) for n in case.sizes]
+    for batch in batches:
+        expected = case.spec.reference(**as_lists(case.seen(batch)), **case.config)
+        same("value of a batch against the reference", value_of(case.make(), batch), expected, rtol=1e-9)
+    expected = case.spec.reference(**as_lists(joined(*batches)), **case.config)
+    same("value of all batches against the reference", value_of(case.make(), *batches), expected, rtol=1e-9)
+
+
+def _no_function(case: MetricCase) -> str | None:
+    return None if case.spec.function else "no functional form is given"
+
+
+@prop("M2", "function equals class", needs=_no_function)
+def functional(case: MetricCase) -> None:
+    """The function gives the class's value bit for bit and has its hyper-parameters with the same defaults."""
+    function = case.spec.function
+    if function is None:
+        return
+    theirs = inspect.signature(function).parameters
+    for name, parameter in inspect.signature(case.spec.cls).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        require(name in theirs, f"hyper-parameters of {function.__name__}", f"one named {name!r}", list(theirs))
+        default = theirs[name].default
+        require(default == parameter.default, f"default of {name} in {function.__name__}", parameter.default, default)
+    for n in case.sizes:
+        inputs = case.inputs(n)
+        got = function(**inputs, **case.config)
+        same(f"value of {function.__name__}", got, value_of(case.make(), inputs), rtol=0)
+
+
+@prop("M3", "forward")
+def forward(case: MetricCase) -> None:
+    """A call gives the value of its batch alone, and adds the batch to what an update adds it to."""
+    batches = [case.inputs(n) for n in case.sizes]
+    metric, updated = case.make(), case.make()
+    for batch in batches:
+        same("value of a call against that of its batch", metric(**case.seen(batch)), value_of(case.make(), batch))
+        updated.update(**batch)
+        same("value after calls against that after updates", metric.compute(), updated.compute())
+    same("value after calls and updates", value_of(metric, batches[0]), value_of(updated, batches[0]))
+
+
+def metric_on_rank(cls: type[Any], config: Mapping[str, Any], before: list[Batch], after: list[Batch]) -> list[Any]:
+    """What a rank of the pool runs: updates, a value, more updates, the value then."""
+    metric = cls(**copy.deepcopy(dict(config)))
+    with warnings.catch_warnings():
+        # torchmetrics looks at the data of this rank alone.
+        warnings.filterwarnings("ignore", "The ``compute`` method of metric")
+        return [value_of(metric, *before), value_of(metric, *after)]
+
+
+def _pairs(batch: Batch) -> list[Batch]:
+    """A batch in pieces of two rows."""
+    count = len(next(iter(batch.values())))
+    return [_rows(batch, slice(start, start + 2)) for start in range(0, count, 2)]
+
+
+def _inexact(case: MetricCase) -> str | None:
+    return None if case.spec.exact else "its value over a split of the data is an approximation"
+
+
+@prop("M4", "ranks", needs=_inexact, ranks=True)
+def ranks(case: MetricCase, pool: Pool | None) -> None:
+    """The value on every rank is that of all data on one process, also without data on a rank, and after a sync."""
+    if pool is None:
+        raise ValueError("M4 needs a pool of ranks, got None")
+    first, second = case.inputs(8), case.inputs(8, seed=1)
+    whole = metric_on_rank(case.spec.cls, case.config, _pairs(first), _pairs(second))
+    later = [_pairs(own) for own in shards(second, (4, 4))]
+    case.seen(first)
+    for split in [(4, 4), (3, 5), (8, 0), (0, 8)]:
+        for empty in [False, True] if 0 in split else [False]:
+            own = [_pairs(rows) for rows in shards(first, split)]
+            if empty:
+                own = [batches or [_rows(first, slice(0, 0))] for batches in own]
+            args = [(case.spec.cls, case.config, own[rank], later[rank]) for rank in range(2)]
+            what = f"{'+'.join(map(str, split))} rows on 2 ranks{', an update without rows' if empty else ''}"
+            for rank, (value, grown) in enumerate(pool.run(metric_on_rank, args)):
+                same(f"value of {what}", value, whole[0], rank=rank)
+                same(f"value after more updates of {what}", grown, whole[1], rank=rank)
+
+
+@prop("M5", "any split", needs=_inexact)
+def splits(case: MetricCase) -> None:
+    """Batches of one, uneven ones, another order of the rows and two metrics merged give the value of one pass."""
+    for n in [n for n in case.sizes if n > 1] or case.sizes:
+        inputs = case.inputs(n)
+        expected = value_of(case.make(), inputs)
+        singles = [_rows(inputs, slice(i, i + 1)) for i in range(len(next(iter(inputs.values()))))]
+        third = max(1, len(singles) // 3)
+        uneven = [_rows(inputs, slice(0, third)), _rows(inputs, slice(third, None))]
+        same("value of batches of one row", value_of(case.make(), *singles), expected)
+        same("value of uneven batches", value_of(case.make(), *uneven), expected)
+        same("value of the rows in another order", value_of(case.make(), *reversed(singles)), expected)
+        # A metric with full state updates refuses to be merged, and says so.
+        if case.make().full_state_update is False:
+            parts = [case.make() for _ in uneven]
+            for part, piece in zip(parts, uneven, strict=True):
+                part.update(**piece)
+            parts[0].merge_state(parts[1])
+            same("value of two halves merged", parts[0].compute(), expected)
+
+
+@prop("M6", "copies and configuration")
+def copies(case: MetricCase) -> None:
+    """A reset metric is as new; copies and pickles hold the state; configuration and repr say all."""
+    first, second = case.inputs(case.sizes[-1]), case.inputs(case.sizes[-1], seed=1)
+    metric = case.make()
+    value = value_of(metric, first)
+    both = value_of(case.make(), first, second)
+    for what, other in {
+        "a deep copy": copy.deepcopy(metric),
+        "a clone": metric.clone(),
+        "a pickle": pickle.loads(pickle.dumps(metric)),  # noqa: S301 - our own bytes
+    }.items():
+        same(f"value of {what}", other.compute(), value, rtol=0)
+        same(f"value of {what} after an update", value_of(other, second), both)
+        require(hash(other) != hash(metric), f"hash of {what}", "another than the original's", hash(other))
+    same("value after updates of the copies", metric.compute(), value, rtol=0)
+    metric.reset()
+    for name, state in case.make().metric_state.items():
+        same(f"state {name} after a reset", getattr(metric, name), state, rtol=0)
+    same("value after a reset and an update", value_of(metric, second), value_of(case.make(), second), rtol=0)
+    built = check_config(case.spec.cls, case.config, nn.Module)
+    require(repr(built) == repr(case.make()), "repr of the part built from its configuration", case.make(), built)
+    same("value of the part built from its configuration", value_of(built, first), value, rtol=0)
+    if type(metric).extra_repr is not nn.Module.extra_repr:
+        for name in inspect.signature(case.spec.cls).parameters:
+            require(f"{name}=" in repr(metric), "repr", f"a text with {name}=", repr(metric))
+
+
+@prop("M7", "state_dict")
+def state_dict(case: MetricCase) -> None:
+    """The state_dict is empty; of a persistent metric it holds the state, and the metric goes on from it."""
+    first, second = case.inputs(case.sizes[-1]), case.inputs(case.sizes[-1], seed=1)
+    metric, restored = case.make(), case.make()
+    metric.update(**first)
+    require(not metric.state_dict(), "keys of the state_dict", [], list(metric.state_dict()))
+    metric.persistent(True)
+    restored.persistent(True)
+    states = set(metric.metric_state)
+    require(set(metric.state_dict()) == states, "keys when persistent", sorted(states), sorted(metric.state_dict()))
+    restored.load_state_dict(metric.state_dict())
+    same("value after loading and an update", value_of(restored, second), value_of(metric, second), rtol=0)
+
+
+CASTS: Mapping[str, Callable[[Any], Any]] = {
+    "to(bfloat16)": lambda m: m.to(torch.bfloat16),
+    "half()": lambda m: m.half(),
+    "bfloat16()": lambda m: m.bfloat16(),
+    "set_dtype(bfloat16)": lambda m: m.set_dtype(torch.bfloat16),
+    "a cast of the module that holds it": lambda m: nn.ModuleList([m]).to(torch.bfloat16),
+}
+
+
+@prop("M8", "dtypes")
+def dtypes(case: MetricCase) -> None:
+    """Inputs of any precision, also under autocast, count as if upcast; casts of the metric leave state and value."""
+    results: set[torch.dtype] = set()
+    for n in case.sizes:
+        for dtype in (*HALVES, torch.float32, torch.float64):
+            inputs = case.inputs(n, dtype)
+            wide = torch.float32 if dtype in HALVES else torch.float64
+            upcast = {k: v.to(wide) if v.is_floating_point() else v for k, v in inputs.items()}
+            expected = value_of(case.make(), upcast)
+            for on in (False, True):
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=on):
+                    got = value_of(case.make(), inputs)
+                what = f"value for {str(dtype).removeprefix('torch.')} input {'under' if on else 'without'} autocast"
+                same(what, got, expected, rtol=1e-4 if dtype == torch.float32 else 1e-5)
+                results.update(value.dtype for _, value in _leaves(got))
+    require(len(results) == 1, "dtypes of the result", "one for inputs of any dtype", sorted(map(str, results)))
+    first, second = case.inputs(case.sizes[-1]), case.inputs(case.sizes[-1], seed=1)
+    for name, cast in CASTS.items():
+        kept, metric = case.make(), case.make()
+        value, _ = value_of(kept, first), value_of(metric, first)
+        cast(metric)
+        same(f"value after {name}", metric.compute(), value, rtol=0)
+        for state, before in kept.metric_state.items():
+            after = getattr(metric, state)
+            require(
+                _dtypes(after) == _dtypes(before), f"dtype of {state} after {name}", _dtypes(before), _dtypes(after)
+            )
+        same(f"value after {name} and an update", value_of(metric, second), value_of(kept, second), rtol=0)
+        metric.reset()
+        same(f"value after {name}, a reset and an update", value_of(metric, first), value, rtol=0)
+
+
+def _dtypes(state: Any) -> list[torch.dtype]:
+    return [v.dtype for v in ([state] if isinstance(state, Tensor) else state)]
+
+
+def _computed(metric: Any) -> Any:
+    """Value of a metric that has no data, which may be nan with one warning."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        value = metric.compute()
+    told = [f"{w.category.__name__}: {w.message}" for w in heard]
+    fine = len(told) <= 1 and all(issubclass(w.category, UserWarning) for w in heard)
+    require(fine, "warnings of compute without data", "at most one UserWarning", told)
+    for name, part in _leaves(value):
+        require(not part.isinf().any(), f"value without data{name}", "finite or nan", part)
+    return value
+
+
+@prop("M9", "edges and errors")
+def edges(case: MetricCase) -> None:
+    """Updates without rows or with all ignored change nothing; wrong calls and nan raise one clear sentence."""
+    inputs = case.inputs(4) if case.rows is None else case.inputs(case.sizes[0])
+    value, nothing = value_of(case.make(), inputs), _computed(case.make())
+    target = next((k for k, source in case.names().items() if source == "target"), None)
+    without = {"without rows": _rows(inputs, slice(0, 0))}
+    if target and case.ignore_index is not None:
+        without["with all ignored"] = {**inputs, target: torch.full_like(inputs[target], case.ignore_index)}
+    for what, batch in without.items():
+        same(f"value after another update {what}", value_of(case.make(), inputs, case.seen(batch)), value, rtol=0)
+        metric = case.make()
+        metric.update(**batch)
+        same(f"value of only an update {what}", _computed(metric), nothing, rtol=0)
+    wrong = {f"{target} with a row less": {**inputs, target: inputs[target][:-1]}} if target else {}
+    for name in case.differentiable():
+        for bad in (math.nan, math.inf):
+            wrong[f"{name} with {bad}"] = {**inputs, name: inputs[name].index_fill(0, torch.tensor([0]), bad)}
+    for what, batch in wrong.items():
+        got = _attempted(case, {}, case.seen(batch))
+        require(isinstance(got, Exception), what, "an exception", got)
+    for listed in case.spec.errors if case.index == 0 else ():
+        got = _attempted(case, listed.config, case.seen({**inputs, **listed.inputs}))
+        clear = isinstance(got, listed.error) and case.spec.cls.__name__ in str(got) and listed.match in str(got)
+        expected = f"{listed.error.__name__}: {case.spec.cls.__name__}: {listed.match}"
+        require(clear, f"call with {', '.join([*listed.config, *listed.inputs])}", expected, repr(got))
+
+
+def _attempted(case: MetricCase, config: Mapping[str, Any], batch: Batch) -> Any:
+    """Value of a call that should fail, or what it raised."""
+    try:
+        return value_of(case.make(**config), batch)
+    except Exception as error:
+        return error
+
+
+def _finite(value: Any) -> Tensor:
+    """All numbers of a value but nan."""
+    flat = torch.cat([part.detach().double().reshape(-1) for _, part in _leaves(value)])
+    return flat[~flat.isnan()]
+
+
+@prop("M10", "flags are true")
+def flags(case: MetricCase) -> None:
+    """Gradients are right if the class says is_differentiable and absent if not; direction and bounds are true."""
+    told = case.spec.cls.is_differentiable
+    require(isinstance(told, bool), "is_differentiable", "True or False", told)
+    for n in case.sizes:
+        inputs = case.inputs(n)
+        # Differences need fp64 states; ours have them, and those of others may be told.
+        metric = case.make().set_dtype(torch.float64) if told else case.make()
+        for function in [metric, *([_function(case)] if case.spec.function else [])]:
+            _check_gradients(case, function, inputs, told)
+        changes = {"perfect": case.spec.perfect, "worst": case.spec.worst}
+        made = {k: value_of(case.make(), case.seen(f(dict(inputs)))) for k, f in changes.items() if f is not None}
+        drawn = value_of(case.make(), inputs)
+        sign = {True: 1, False: -1}.get(case.spec.cls.higher_is_better, 0)
+        if sign and "perfect" in made:
+            best = sign * _finite(made["perfect"]).mean()
+            for name, other in {"drawn": drawn, **made}.items():
+                against = sign * _finite(other).mean()
+                better = best > against if name == "worst" else best >= against
+                require(bool(better), f"value of perfect inputs against {name} ones", "the better one", (made, drawn))
+        low, high = case.spec.bounds or (-math.inf, math.inf)
+        for name, value in {"drawn": drawn, **made}.items():
+            finite = _finite(value)
+            inside = bool(((finite >= low) & (finite <= high)).all())
+            require(inside, f"value of {name} inputs", f"in [{low:g}, {high:g}]", value)
+
+
+def _function(case: MetricCase) -> Callable[..., Any]:
+    def call(**inputs: Any) -> Any:
+        return case.spec.function(**inputs, **case.config)  # type: ignore[misc]
+
+    return call
+
+
+def _check_gradients(case: MetricCase, function: Any, inputs: Batch, differentiable: bool) -> None:
+    leaves, names = case.leaves(inputs), case.differentiable()
+
+    def value(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part for _, part in _leaves(function(**{**leaves, **dict(zip(names, tensors, strict=True))})))
+
+    tensors = [leaves[name] for name in names]
+    if not differentiable:
+        require(not any(v.requires_grad for v in value(*tensors)), "graph of the value", "none", "one")
+        return
+    try:
+        torch.autograd.gradcheck(value, tensors, eps=1e-6, atol=1e-6, rtol=1e-4)
+    except GradcheckError as error:
+        lines = " ".join(str(error).splitlines()[:6])
+        raise Fault("gradient against central differences", "equal to 1e-4", lines) from error
+
+
+def _grows(case: MetricCase) -> str | None:
+    grows = "memory grows" in (case.spec.cls.__doc__ or "")
+    return "its docstring says that its memory grows" if grows else None
+
+
+@prop("M11", "constant memory", needs=_grows)
+def memory(case: MetricCase) -> None:
+    """After 50 updates the metric takes the memory that it took after one."""
+    metric = case.make()
+    sizes = []
+    for updates in (1, 49):
+        for seed in range(updates):
+            metric.update(**case.inputs(case.sizes[-1], seed=seed))
+        lists = [name for name, state in metric.metric_state.items() if isinstance(state, list)]
+        require(not lists, "states that are lists", [], lists)
+        sizes.append(len(pickle.dumps(metric)))
+    # Numbers may take some bytes more when they have more digits.
+    require(sizes[1] <= sizes[0] + 100, "bytes of its pickle after 50 updates", f"{sizes[0]} as after one", sizes[1])
+
+
+def _no_number(case: MetricCase) -> str | None:
+    value = value_of(case.make(), case.inputs(case.sizes[-1]))
+    return None if isinstance(value, Tensor) and value.numel() == 1 else "its value is no single number to log"
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """Lightning tells of devices on every fit, and uses what torch is about to remove."""
+    import logging
+
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _fit(metric: Any, epochs: Sequence[list[Batch]]) -> tuple[Any, Tensor]:
+    """Train a small module that logs ``metric`` (None for none); gives what it logged last, and its weights."""
+    from lightning.pytorch import LightningModule, Trainer
+
+    class Probe(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+            self.metric = metric
+
+        def training_step(self, batch: int) -> Tensor:
+            if self.metric is not None:
+                self.metric(**epochs[self.current_epoch][batch])
+                self.log("value", self.metric, on_step=False, on_epoch=True, batch_size=1)
+            loss: Tensor = self.layer(torch.rand(3, 2)).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    torch.manual_seed(0)
+    probe = Probe()
+    with _quiet("lightning.pytorch", "lightning.fabric"):
+        trainer = Trainer(
+            max_epochs=len(epochs),
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(probe, train_dataloaders=range(len(epochs[0])))
+    return trainer.callback_metrics.get("value"), probe.layer.weight.detach()
+
+
+@prop("M12", "inside a LightningModule", needs=_no_number, dear=True)
+def in_lightning(case: MetricCase) -> None:
+    """What self.log gives in the second epoch is the value of that epoch, and the training is as without the metric."""
+    epochs = [[case.inputs(n, seed=seed) for n in case.sizes] for seed in (0, 1)]
+    logged, weights = _fit(case.make(), epochs)
+    same("value logged in the second epoch", logged, value_of(case.make(), *epochs[1]), rtol=1e-5)
+    _, without = _fit(None, epochs)
+    require(torch.equal(weights, without), "weights after training with the metric", without, weights)
