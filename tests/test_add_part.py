@@ -106,8 +106,10 @@ from trainkit.testing import BadCall, LossSpec
 
 
 def reference(logits, target, margin=1.0):
-    rows = [sum(max(0.0, margin + z - row[y]) ** 2 for k, z in enumerate(row) if k != y) for row, y in zip(logits, target)]
-    return sum(rows) / len(rows)
+    total = 0.0
+    for row, y in zip(logits, target, strict=True):
+        total += sum(max(0.0, margin + z - row[y]) ** 2 for k, z in enumerate(row) if k != y)
+    return total / len(logits)
 
 
 SPECS = (

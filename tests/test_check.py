@@ -126,7 +126,7 @@ def test_ours_passes_and_the_command_ends_with_0(capsys):
         (["torch.nn.LazyLinear"], "LazyLinear: tried LazyLinear(), which raised TypeError"),
         (["torch.nn.TripletMarginLoss"], "no input kind has the tensors anchor, positive, negative; name one of"),
         (["FocalLoss", "--kind", "images"], "kind must be one of classification,"),
-        (["FocalLoss", "--kind", "pairs"], "FocalLoss: needs 'target', which inputs of this kind don't have"),
+        (["FocalLoss", "--kind", "pairs"], "FocalLoss: needs 'logits', which inputs of this kind don't have"),
         (["FocalLoss", "--init", "gamma=-1"], "tried FocalLoss(gamma=-1), which raised ValueError: FocalLoss: gamma"),
         (["FocalLoss", "--init", "gamma"], "--init must be NAME=VALUE or a JSON object, got 'gamma'"),
         (["FocalLoss", "--only", "L99"], "--only must name some of L1, L2"),

@@ -39,6 +39,12 @@ def test_fails_its_property_alone_on_ranks(item, pool):
     assert faults(item.spec, ranks=True, pool=pool) == expected(item, ranks=True)
 
 
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("spec", [m.GOOD for m in MODULES if hasattr(m, "GOOD")], ids=lambda s: s.cls.__name__)
+def test_the_same_part_unbroken_fails_nothing(spec, pool, warm):
+    assert faults(spec, ranks=False) | faults(spec, ranks=True, pool=pool) == set()
+
+
 def test_every_property_has_a_broken_part():
-    ids = {p.id for _, properties in FAMILIES.values() for p in properties()}
+    ids = {p.id for _, properties in FAMILIES.values() for p in properties}
     assert ids == {item.property for item in BROKEN}

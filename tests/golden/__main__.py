@@ -10,7 +10,7 @@ import torch
 
 from tests.golden.bind import bound, read
 from trainkit.testing import Fault, as_tensor
-from trainkit.testing.losses import check_golden
+from trainkit.testing.common import check_golden
 
 
 def error(got: Any, expected: Any) -> float:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.golden.__main__ import main
 from tests.golden.bind import FOLDER, bound, read
-from trainkit.testing.losses import check_golden
+from trainkit.testing.common import check_golden
 
 FILES = sorted(FOLDER.glob("*.json"))
 RECORDS = [record for path in FILES for record in read(path)]

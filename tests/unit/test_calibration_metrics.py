@@ -188,6 +188,18 @@ def test_certain_log_probabilities_of_a_binary_task_are_clamped():
         close(metric.compute(), -math.log(1e-12) / 2, rtol=1e-6)
 
 
+def test_the_logarithm_of_zero_is_a_log_probability():
+    log_p = torch.tensor([[0.0, -math.inf], [math.log(0.5)] * 2], dtype=torch.float64)
+    target = torch.tensor([0, 1])
+    close(negative_log_likelihood(log_p, target, input_kind="log_probs"), math.log(2) / 2)
+    close(brier_score(log_p, target, input_kind="log_probs"), 0.25)
+    with pytest.warns(UserWarning, match="1 probabilities"):
+        close(negative_log_likelihood(log_p[:1], target[1:], input_kind="log_probs"), -math.log(1e-12))
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="logits must hold log-probabilities <= 0"):
+            brier_score(torch.tensor([[bad, 0.0]]), target[:1], input_kind="log_probs")
+
+
 def test_extreme_logits_give_finite_likelihoods():
     close(negative_log_likelihood(torch.tensor([[1e4, -1e4]]), torch.tensor([1])), 2e4, rtol=1e-6)
     close(negative_log_likelihood(torch.tensor([1e4]), torch.tensor([0]), task="binary"), 1e4, rtol=1e-6)

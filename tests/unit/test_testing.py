@@ -61,7 +61,12 @@ def test_plain_numbers_keep_all_their_digits():
 
 
 def test_a_fault_says_where_what_and_with_which_input():
-    spec = LossSpec(cls=FailsOnClassFour, reference=lambda logits, target: FocalLoss()(torch.tensor(logits, dtype=torch.float64), torch.tensor(target)).item())
+    spec = LossSpec(
+        cls=FailsOnClassFour,
+        reference=lambda logits, target: FocalLoss()(
+            torch.tensor(logits, dtype=torch.float64), torch.tensor(target)
+        ).item(),
+    )
     outcome = outcome_of(spec, "L1")
     text = str(outcome.fault)
     assert outcome.status == "fault"
@@ -70,7 +75,12 @@ def test_a_fault_says_where_what_and_with_which_input():
 
 
 def test_the_smallest_input_is_the_row_that_matters():
-    spec = LossSpec(cls=FailsOnClassFour, reference=lambda logits, target: FocalLoss()(torch.tensor(logits, dtype=torch.float64), torch.tensor(target)).item())
+    spec = LossSpec(
+        cls=FailsOnClassFour,
+        reference=lambda logits, target: FocalLoss()(
+            torch.tensor(logits, dtype=torch.float64), torch.tensor(target)
+        ).item(),
+    )
     case = replace(cases_of(spec)[0], sizes=(16,))
     outcome = run_property(rule_of(spec, "L1"), case)
     assert outcome.fault.inputs["target"].tolist() == [4]

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -62,6 +63,15 @@ class StreamingMetric(Metric):
         """Add states that count over batches and ranks, in int64."""
         for name in names:
             self.add_state(name, torch.zeros(tuple(shape), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def tell_apart(self, *settings: object) -> None:
+        """Let a MetricCollection share these states only with a metric that was told the same settings.
+
+        torchmetrics shares states that are equal after the first update, as those of two unlike metrics are where the
+        first batch has no rows. It compares shapes too, so the settings stand in the shape of a state without entries.
+        """
+        told = crc32(repr((type(self).__name__, *settings)).encode()) & 0x7FFFFFFF
+        self.add_state("settings", torch.zeros(told, 0), dist_reduce_fx="sum")
 
     def mean(self, total: Tensor, weight_sum: Tensor) -> Tensor:
         """``total / weight_sum`` with one warning where nothing counted: torchmetrics warns where nothing came."""

@@ -1,17 +1,18 @@
 """Hold any class to the properties of its family, knowing nothing but the class."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from trainkit._core.binding import accepted
+from trainkit.testing import losses, metrics, modules, samplers
 from trainkit.testing.case import Case
 from trainkit.testing.kinds import KINDS, kind_for
 from trainkit.testing.pool import Pool
-from trainkit.testing.properties import Outcome, Property, collect, conform
+from trainkit.testing.properties import Outcome, Property, conform
 from trainkit.testing.samplers import build_sampler
 from trainkit.testing.spec import LossSpec, MetricSpec, ModuleSpec, SamplerSpec, Spec
 
@@ -30,44 +31,18 @@ PROBES: Mapping[str, tuple[Any, ...]] = {
 """Values of usual hyper-parameters that show faults which the defaults hide."""
 
 
-def _loss_properties() -> tuple[Property, ...]:
-    from trainkit.testing import configs, losses, ranks
-
-    found = [p for module in (losses, ranks, configs) for p in collect(vars(module))]
-    return tuple(sorted(found, key=lambda p: int(p.id[1:])))
-
-
-def _module_properties() -> tuple[Property, ...]:
-    from trainkit.testing import module_ranks, modules
-
-    found = [p for module in (modules, module_ranks) for p in collect(vars(module))]
-    return tuple(sorted(found, key=lambda p: int(p.id[1:])))
-
-
-def _metric_properties() -> tuple[Property, ...]:
-    from trainkit.testing import metrics
-
-    return collect(vars(metrics))
-
-
-def _sampler_properties() -> tuple[Property, ...]:
-    from trainkit.testing import samplers
-
-    return collect(vars(samplers))
-
-
-FAMILIES: Mapping[str, tuple[type[Spec], Callable[[], tuple[Property, ...]]]] = {
-    "losses": (LossSpec, _loss_properties),
-    "modules": (ModuleSpec, _module_properties),
-    "samplers": (SamplerSpec, _sampler_properties),
-    "metrics": (MetricSpec, _metric_properties),
+FAMILIES: Mapping[str, tuple[type[Spec], tuple[Property, ...]]] = {
+    "losses": (LossSpec, losses.PROPERTIES),
+    "metrics": (MetricSpec, metrics.PROPERTIES),
+    "modules": (ModuleSpec, modules.PROPERTIES),
+    "samplers": (SamplerSpec, samplers.PROPERTIES),
 }
 """Families that have properties: the record of a part and the properties it is held to."""
 
 
 def properties_for(spec: Spec) -> tuple[Property, ...]:
     """The properties of the family that ``spec`` is a record of."""
-    return next(properties() for record, properties in FAMILIES.values() if isinstance(spec, record))
+    return next(properties for record, properties in FAMILIES.values() if isinstance(spec, record))
 
 
 def family_of(cls: type[Any], kind: str | None = None, init: Mapping[str, Any] | None = None) -> str:
@@ -173,7 +148,8 @@ def _probes(record: type[Spec], cls: type[Any], init: Mapping[str, Any]) -> Iter
 
 def cases_of(spec: Spec) -> list[Case[Any]]:
     """Each configuration of a record."""
-    return [Case(spec, index) for index in range(len(spec.configs))]
+    sizes = tuple(n for n in Case.sizes if n >= getattr(spec, "smallest", 1))
+    return [Case(spec, index, sizes) for index in range(len(spec.configs))]
 
 
 def check(

@@ -6,9 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainkit.testing.case import Case
-from trainkit.testing.faults import Fault, compare, require
-from trainkit.testing.properties import prop
+from trainkit.testing.faults import Fault
 
 __all__ = ["check_config", "to_config"]
 
@@ -47,13 +45,3 @@ def check_config(cls: type[Any], config: Mapping[str, Any], base: type[Any]) -> 
     except Exception as error:
         text = " ".join(str(error).split())
         raise Fault("configuration of the command line", f"{to_config(cls, config)} parsed and built", text) from error
-
-
-@prop("L17", "configuration")
-def configuration(case: Case[Any]) -> None:
-    """Jsonargparse parses class_path and init_args, dumps them, parses the dump, and builds an equal loss of it."""
-    original = case.make()
-    part = check_config(case.spec.cls, case.config, nn.Module)
-    require(repr(part) == repr(original), "repr of the part built from its configuration", repr(original), repr(part))
-    inputs = case.inputs(case.sizes[-1])
-    compare("value of the part built from its configuration", part(**inputs), original(**inputs), rtol=0, atol=0)

@@ -3,8 +3,9 @@
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -89,9 +90,10 @@ def prop(
     return wrap
 
 
-def collect(namespace: Mapping[str, Any]) -> tuple[Property, ...]:
-    """All properties of a module, in the order in which they stand there."""
-    return tuple(value for value in namespace.values() if isinstance(value, Property))
+def collect(*modules: ModuleType) -> tuple[Property, ...]:
+    """The properties that stand in the modules, in the order of their numbers."""
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Property)]
+    return tuple(sorted(found, key=lambda p: int(p.id[1:])))
 
 
 def _attempt(rule: Property, case: Case[Any], pool: Pool | None) -> Fault | None:

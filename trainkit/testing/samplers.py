@@ -11,6 +11,7 @@ import io
 import logging
 import pickle
 import random
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,10 +23,10 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from trainkit.testing.case import Case
 from trainkit.testing.faults import Fault, require
-from trainkit.testing.properties import prop
+from trainkit.testing.properties import collect, prop
 from trainkit.testing.spec import SamplerSpec
 
-__all__ = ["SamplerCase", "build_sampler"]
+__all__ = ["PROPERTIES", "SamplerCase", "build_sampler"]
 
 SamplerCase: TypeAlias = Case[SamplerSpec]
 
@@ -271,3 +272,6 @@ def small(case: SamplerCase) -> None:
             require(len(seen) < MANY, what, "an end", f"more than {MANY}")
             require(set(seen) <= set(range(length)), what, f"below {length}", seen)
             require(replaces or len(set(seen)) == len(seen), what, "each at most once", seen)
+
+
+PROPERTIES = collect(sys.modules[__name__])

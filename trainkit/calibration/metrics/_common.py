@@ -23,6 +23,7 @@ from trainkit._core.typing import InputKind
 __all__ = ["Predictions", "Task", "canonicalize", "check_task"]
 
 Task: TypeAlias = Literal["binary", "multiclass", "multilabel"]
+Rule: TypeAlias = tuple[str, str, Tensor, Tensor]
 
 SUM_SLACK = 1e-2
 """How far from one a row of probabilities may sum: what rounding to bf16 can do."""
@@ -59,9 +60,6 @@ class Predictions(NamedTuple):
         return torch.zeros_like(self.values).scatter(1, self.target.unsqueeze(1), 1)
 
 
-Rule: TypeAlias = tuple[str, str, Tensor, Tensor]
-
-
 def check_task(owner: str, task: str, input_kind: str, ignore_index: int) -> None:
     """Check the hyper-parameters that say how inputs are read."""
     check_choice(owner, "task", task, ("binary", "multiclass", "multilabel"))
@@ -83,9 +81,10 @@ def _neutral(input_kind: InputKind, classes: int) -> float:
 
 def _value_rules(logits: Tensor, input_kind: InputKind, rows: bool) -> list[Rule]:
     """Rules for the values of predictions; ``rows`` if those over dimension 1 are one distribution."""
-    rules = [("logits", "be finite", logits, logits.isfinite())]
     if input_kind == "logits":
-        return rules
+        return [("logits", "be finite", logits, logits.isfinite())]
+    rules: list[Rule] = []
+    # The logarithm of zero is a value like others; comparing its power leaves out nan and inf.
     p, words = (
         (logits, "probabilities in [0, 1]") if input_kind == "probs" else (logits.exp(), "log-probabilities <= 0")
     )

@@ -128,6 +128,7 @@ class BrierScore(StreamingMetric):
         self.input_kind: InputKind = input_kind
         self.ignore_index = ignore_index
         self.add_sums("total", "weight_sum")
+        self.tell_apart(task, form, input_kind, ignore_index)
 
     def update(self, logits: Tensor, target: Tensor, *, weight: Tensor | None = None) -> None:
         inputs = canonicalize(

@@ -183,6 +183,7 @@ class NegativeLogLikelihood(StreamingMetric):
         shape = () if not per_class else (2,) if task == "binary" or num_classes is None else (num_classes,)
         self.add_sums("total", "weight_sum", shape=shape)
         self.add_counts("clamped")
+        self.tell_apart(task, num_classes, per_class, input_kind, ignore_index)
 
     def update(self, logits: Tensor, target: Tensor, *, weight: Tensor | None = None) -> None:
         inputs = canonicalize(

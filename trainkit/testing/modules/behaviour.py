@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError
 
 from trainkit.testing.case import Case, parameter_gradients
+from trainkit.testing.common import as_lists, check_golden, holds_modules
 from trainkit.testing.configs import check_config
 from trainkit.testing.faults import Fault, compare, require
-from trainkit.testing.losses import as_lists, check_golden, holds_modules
 from trainkit.testing.properties import prop
 from trainkit.testing.spec import ModuleSpec
 

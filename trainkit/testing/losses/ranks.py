@@ -1,4 +1,4 @@
-"""Properties of losses on several ranks, and of their configurations."""
+"""Properties of losses on several ranks."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -8,18 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.testing.case import parameter_gradients
+from trainkit.testing.common import shards
 from trainkit.testing.faults import Fault, compare
-from trainkit.testing.losses import LossCase
+from trainkit.testing.losses.common import LossCase
 from trainkit.testing.pool import Pool
 from trainkit.testing.properties import prop
-
-__all__ = ["shards"]
-
-
-def shards(inputs: Mapping[str, Tensor], sizes: Sequence[int]) -> list[dict[str, Tensor]]:
-    """Rows of each rank, in rank order."""
-    pieces = {k: v.split(list(sizes)) for k, v in inputs.items()}
-    return [{k: pieces[k][r].clone() for k in inputs} for r in range(len(sizes))]
 
 
 def _run(module: Any, inputs: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from trainkit.testing.case import parameter_gradients
+from trainkit.testing.common import shards
 from trainkit.testing.faults import compare, require
-from trainkit.testing.modules import Call, ModuleCase, backward, cotangent, outputs
+from trainkit.testing.modules.behaviour import Call, ModuleCase, backward, cotangent, outputs
 from trainkit.testing.pool import Pool
 from trainkit.testing.properties import prop
-from trainkit.testing.ranks import shards
 
 __all__ = ["history_on_rank"]
 

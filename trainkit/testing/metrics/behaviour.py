@@ -1,4 +1,4 @@
-"""Properties of metrics."""
+"""Properties of metrics: how they behave as modules, and what they say of themselves."""
 
 import copy
 import inspect
@@ -7,189 +7,38 @@ import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError
 
-from trainkit.testing.case import Case
 from trainkit.testing.configs import check_config
-from trainkit.testing.faults import Fault, as_tensor, compare, require
-from trainkit.testing.losses import as_lists, check_golden
-from trainkit.testing.pool import Pool
+from trainkit.testing.faults import Fault, require
+from trainkit.testing.metrics.common import Batch, MetricCase, leaves_of, rows_of, same, value_of
 from trainkit.testing.properties import prop
-from trainkit.testing.ranks import shards
-from trainkit.testing.spec import MetricSpec
 
-__all__ = ["MetricCase", "joined", "same", "value_of"]
-
-MetricCase: TypeAlias = Case[MetricSpec]
-Batch: TypeAlias = dict[str, Any]
 HALVES = (torch.bfloat16, torch.float16)
 
 
-def value_of(metric: Any, *batches: Batch) -> Any:
-    """Value after updates with the batches."""
-    for batch in batches:
-        metric.update(**batch)
-    return metric.compute()
+def _check_collections(case: MetricCase) -> None:
+    """Beside another configuration in a MetricCollection, after a batch without rows, the value is its own."""
+    from torchmetrics import MetricCollection
 
-
-def joined(*batches: Batch) -> Batch:
-    """One batch of all rows."""
-    return {k: torch.cat([b[k] for b in batches]) for k in batches[0]}
-
-
-def _rows(batch: Batch, rows: Any) -> Batch:
-    return {k: v[rows] for k, v in batch.items()}
-
-
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a value with their places in it."""
-    if isinstance(value, Mapping) or (isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, part in items:
-            yield from _leaves(part, f"{name}, {key}")
-    else:
-        yield name, value if isinstance(value, Tensor) else as_tensor(value)
-
-
-def same(what: str, got: Any, expected: Any, *, rtol: float | None = None, rank: int | None = None) -> None:
-    """Compare two values of a metric: tensors, or structures of them; a nan must be a nan.
-
-    ``rtol`` is that of rounding in the dtype of the result if it is None, and exact if it is 0.
-    """
-    mine, theirs = dict(_leaves(got)), dict(_leaves(expected))
-    require(mine.keys() == theirs.keys(), f"parts of {what}", list(theirs), list(mine))
-    for name, value in theirs.items():
-        own = mine[name]
-        if value.is_floating_point() and own.shape == value.shape and torch.equal(own.isnan(), value.isnan()):
-            own, value = own.nan_to_num(0.0, math.inf, -math.inf), value.nan_to_num(0.0, math.inf, -math.inf)
-        tolerance = rtol if rtol is not None else 1e-12 if own.dtype == torch.float64 else 1e-5
-        ranks = 1 if rank is None else 2
-        compare(what + name, own, value, rtol=tolerance, atol=tolerance / 100, rank=rank, ranks=ranks)
-
-
-def _no_values(case: MetricCase) -> str | None:
-    return None if case.spec.golden or case.spec.reference else "no reference values are given"
-
-
-@prop("M1", "reference values", needs=_no_values)
-def values(case: MetricCase) -> None:
-    """The value of each batch and of all batches equals the golden records and the independent reference."""
-    if case.index == 0:
-        for golden in case.spec.golden:
-            check_golden(golden)
-    if case.spec.reference is None:
-        return
-    batches = [case.inputs(n) for n in case.sizes]
-    for batch in batches:
-        expected = case.spec.reference(**as_lists(case.seen(batch)), **case.config)
-        same("value of a batch against the reference", value_of(case.make(), batch), expected, rtol=1e-9)
-    expected = case.spec.reference(**as_lists(joined(*batches)), **case.config)
-    same("value of all batches against the reference", value_of(case.make(), *batches), expected, rtol=1e-9)
-
-
-def _no_function(case: MetricCase) -> str | None:
-    return None if case.spec.function else "no functional form is given"
-
-
-@prop("M2", "function equals class", needs=_no_function)
-def functional(case: MetricCase) -> None:
-    """The function gives the class's value bit for bit and has its hyper-parameters with the same defaults."""
-    function = case.spec.function
-    if function is None:
-        return
-    theirs = inspect.signature(function).parameters
-    for name, parameter in inspect.signature(case.spec.cls).parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
+    inputs, kinds = case.inputs(case.sizes[-1]), case.spec.kinds
+    expected = value_of(case.make(), inputs)
+    for index, config in enumerate(case.spec.configs):
+        if index == case.index or kinds.get(index, case.spec.kind) != kinds.get(case.index, case.spec.kind):
             continue
-        require(name in theirs, f"hyper-parameters of {function.__name__}", f"one named {name!r}", list(theirs))
-        default = theirs[name].default
-        require(default == parameter.default, f"default of {name} in {function.__name__}", parameter.default, default)
-    for n in case.sizes:
-        inputs = case.inputs(n)
-        got = function(**inputs, **case.config)
-        same(f"value of {function.__name__}", got, value_of(case.make(), inputs), rtol=0)
-
-
-@prop("M3", "forward")
-def forward(case: MetricCase) -> None:
-    """A call gives the value of its batch alone, and adds the batch to what an update adds it to."""
-    batches = [case.inputs(n) for n in case.sizes]
-    metric, updated = case.make(), case.make()
-    for batch in batches:
-        same("value of a call against that of its batch", metric(**case.seen(batch)), value_of(case.make(), batch))
-        updated.update(**batch)
-        same("value after calls against that after updates", metric.compute(), updated.compute())
-    same("value after calls and updates", value_of(metric, batches[0]), value_of(updated, batches[0]))
-
-
-def metric_on_rank(cls: type[Any], config: Mapping[str, Any], before: list[Batch], after: list[Batch]) -> list[Any]:
-    """What a rank of the pool runs: updates, a value, more updates, the value then."""
-    metric = cls(**copy.deepcopy(dict(config)))
-    with warnings.catch_warnings():
-        # torchmetrics looks at the data of this rank alone.
-        warnings.filterwarnings("ignore", "The ``compute`` method of metric")
-        return [value_of(metric, *before), value_of(metric, *after)]
-
-
-def _pairs(batch: Batch) -> list[Batch]:
-    """A batch in pieces of two rows."""
-    count = len(next(iter(batch.values())))
-    return [_rows(batch, slice(start, start + 2)) for start in range(0, count, 2)]
-
-
-def _inexact(case: MetricCase) -> str | None:
-    return None if case.spec.exact else "its value over a split of the data is an approximation"
-
-
-@prop("M4", "ranks", needs=_inexact, ranks=True)
-def ranks(case: MetricCase, pool: Pool | None) -> None:
-    """The value on every rank is that of all data on one process, also without data on a rank, and after a sync."""
-    if pool is None:
-        raise ValueError("M4 needs a pool of ranks, got None")
-    first, second = case.inputs(8), case.inputs(8, seed=1)
-    whole = metric_on_rank(case.spec.cls, case.config, _pairs(first), _pairs(second))
-    later = [_pairs(own) for own in shards(second, (4, 4))]
-    case.seen(first)
-    for split in [(4, 4), (3, 5), (8, 0), (0, 8)]:
-        for empty in [False, True] if 0 in split else [False]:
-            own = [_pairs(rows) for rows in shards(first, split)]
-            if empty:
-                own = [batches or [_rows(first, slice(0, 0))] for batches in own]
-            args = [(case.spec.cls, case.config, own[rank], later[rank]) for rank in range(2)]
-            what = f"{'+'.join(map(str, split))} rows on 2 ranks{', an update without rows' if empty else ''}"
-            for rank, (value, grown) in enumerate(pool.run(metric_on_rank, args)):
-                same(f"value of {what}", value, whole[0], rank=rank)
-                same(f"value after more updates of {what}", grown, whole[1], rank=rank)
-
-
-@prop("M5", "any split", needs=_inexact)
-def splits(case: MetricCase) -> None:
-    """Batches of one, uneven ones, another order of the rows and two metrics merged give the value of one pass."""
-    for n in [n for n in case.sizes if n > 1] or case.sizes:
-        inputs = case.inputs(n)
-        expected = value_of(case.make(), inputs)
-        singles = [_rows(inputs, slice(i, i + 1)) for i in range(len(next(iter(inputs.values()))))]
-        third = max(1, len(singles) // 3)
-        uneven = [_rows(inputs, slice(0, third)), _rows(inputs, slice(third, None))]
-        same("value of batches of one row", value_of(case.make(), *singles), expected)
-        same("value of uneven batches", value_of(case.make(), *uneven), expected)
-        same("value of the rows in another order", value_of(case.make(), *reversed(singles)), expected)
-        # A metric with full state updates refuses to be merged, and says so.
-        if case.make().full_state_update is False:
-            parts = [case.make() for _ in uneven]
-            for part, piece in zip(parts, uneven, strict=True):
-                part.update(**piece)
-            parts[0].merge_state(parts[1])
-            same("value of two halves merged", parts[0].compute(), expected)
+        collection = MetricCollection({"own": case.make(), "other": case.spec.cls(**config)})
+        collection.update(**rows_of(inputs, slice(0, 0)))
+        collection.update(**inputs)
+        same(f"value in a collection beside {config}", collection.compute()["own"], expected)
 
 
 @prop("M6", "copies and configuration")
 def copies(case: MetricCase) -> None:
-    """A reset metric is as new; copies and pickles hold the state; configuration and repr say all."""
+    """A reset metric is as new; copies, pickles and collections hold the state; configuration and repr say all."""
     first, second = case.inputs(case.sizes[-1]), case.inputs(case.sizes[-1], seed=1)
     metric = case.make()
     value = value_of(metric, first)
@@ -210,6 +59,7 @@ def copies(case: MetricCase) -> None:
     built = check_config(case.spec.cls, case.config, nn.Module)
     require(repr(built) == repr(case.make()), "repr of the part built from its configuration", case.make(), built)
     same("value of the part built from its configuration", value_of(built, first), value, rtol=0)
+    _check_collections(case)
     if type(metric).extra_repr is not nn.Module.extra_repr:
         for name in inspect.signature(case.spec.cls).parameters:
             require(f"{name}=" in repr(metric), "repr", f"a text with {name}=", repr(metric))
@@ -254,7 +104,7 @@ def dtypes(case: MetricCase) -> None:
                     got = value_of(case.make(), inputs)
                 what = f"value for {str(dtype).removeprefix('torch.')} input {'under' if on else 'without'} autocast"
                 same(what, got, expected, rtol=1e-4 if dtype == torch.float32 else 1e-5)
-                results.update(value.dtype for _, value in _leaves(got))
+                results.update(value.dtype for _, value in leaves_of(got))
     require(len(results) == 1, "dtypes of the result", "one for inputs of any dtype", sorted(map(str, results)))
     first, second = case.inputs(case.sizes[-1]), case.inputs(case.sizes[-1], seed=1)
     for name, cast in CASTS.items():
@@ -284,7 +134,7 @@ def _computed(metric: Any) -> Any:
     told = [f"{w.category.__name__}: {w.message}" for w in heard]
     fine = len(told) <= 1 and all(issubclass(w.category, UserWarning) for w in heard)
     require(fine, "warnings of compute without data", "at most one UserWarning", told)
-    for name, part in _leaves(value):
+    for name, part in leaves_of(value):
         require(not part.isinf().any(), f"value without data{name}", "finite or nan", part)
     return value
 
@@ -295,7 +145,7 @@ def edges(case: MetricCase) -> None:
     inputs = case.inputs(4) if case.rows is None else case.inputs(case.sizes[0])
     value, nothing = value_of(case.make(), inputs), _computed(case.make())
     target = next((k for k, source in case.names().items() if source == "target"), None)
-    without = {"without rows": _rows(inputs, slice(0, 0))}
+    without = {"without rows": rows_of(inputs, slice(0, 0))}
     if target and case.ignore_index is not None:
         without["with all ignored"] = {**inputs, target: torch.full_like(inputs[target], case.ignore_index)}
     for what, batch in without.items():
@@ -327,7 +177,7 @@ def _attempted(case: MetricCase, config: Mapping[str, Any], batch: Batch) -> Any
 
 def _finite(value: Any) -> Tensor:
     """All numbers of a value but nan."""
-    flat = torch.cat([part.detach().double().reshape(-1) for _, part in _leaves(value)])
+    flat = torch.cat([part.detach().double().reshape(-1) for _, part in leaves_of(value)])
     return flat[~flat.isnan()]
 
 
@@ -370,7 +220,7 @@ def _check_gradients(case: MetricCase, function: Any, inputs: Batch, differentia
     leaves, names = case.leaves(inputs), case.differentiable()
 
     def value(*tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part for _, part in _leaves(function(**{**leaves, **dict(zip(names, tensors, strict=True))})))
+        return tuple(part for _, part in leaves_of(function(**{**leaves, **dict(zip(names, tensors, strict=True))})))
 
     tensors = [leaves[name] for name in names]
     if not differentiable:
