@@ -131,7 +131,7 @@ def combined_reference(logits, target, parts):
 
 
 SHIFT = Invariance("adding 3 to all logits", lambda x: {**x, "logits": x["logits"] + 3})
-ALPHA = [0.5, 1.0, 2.0, 0.25, 1.0]
+ALPHA = [0.5, 1.0, 1.5, 0.75, 1.0]
 BAD_TARGET = torch.tensor([0, 1, 7, 0])
 
 SPECS = (

@@ -193,7 +193,7 @@ def learns(case: LossCase) -> None:
         drawn = problem.inputs()
         return call(case, module, {name: drawn[source] for name, source in names.items()})
 
-    optimizer = torch.optim.Adam([*problem.parameters, *module.parameters()], lr=0.1)
+    optimizer = torch.optim.Adam([*problem.parameters, *module.parameters()], lr=0.3)
     first, start = float(value().detach()), problem.score()
     for _ in range(50):
         optimizer.zero_grad()
