@@ -25,10 +25,13 @@ def pytest_configure(config):
     torch.set_num_threads(1)
 
 
-def changed_families(revision):
-    """Families with a changed file, and None (all of them) if shared code changed."""
+def changed_files(revision):
     command = ["git", "diff", "--name-only", revision, "--"]
-    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+
+
+def families_of(names):
+    """Families that changed files belong to, and None (all of them) if one of the files is shared code."""
     families = set()
     for name in names:
         top, *rest = Path(name).parts
@@ -45,7 +48,7 @@ def pytest_collection_modifyitems(config, items):
     revision = config.getoption("--changed-since")
     if not revision:
         return
-    families = changed_families(revision)
+    families = families_of(changed_files(revision))
     if families is None:
         return
     out = [i for i in items if getattr(i, "callspec", None) and i.callspec.params.get("family") not in families]
