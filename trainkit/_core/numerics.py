@@ -5,9 +5,10 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["fp32_region", "log1m_softmax", "log_floor", "upcast"]
+__all__ = ["fp32_region", "log1m_softmax", "log_floor", "safe_normalize", "softplus", "upcast"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,3 +57,17 @@ def log1m_softmax(logits: Tensor, dim: int = 1) -> Tensor:
     others = log_p.masked_fill(is_top, 2 * floor).logsumexp(dim, keepdim=True)
     half = torch.where(is_top, -1.0, log_p)
     return torch.where(is_top, others, torch.log1p(-torch.exp(half))).clamp_min(floor)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)) without the threshold of torch's own, which is off by 2e-9 beyond it."""
+    return -F.logsigmoid(-x)
+
+
+def safe_normalize(x: Tensor, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """``x / max(|x|, eps)``, also where the square of an entry overflows or underflows."""
+    peak = x.detach().abs().amax(dim, keepdim=True) if x.shape[dim] else x.detach().sum(dim, keepdim=True)
+    # Powers of two leave every digit as it is; rows of zeros, infinities and NaN keep theirs.
+    unit = torch.where((peak > 0) & peak.isfinite(), torch.exp2(peak.log2().floor()), 1.0)
+    scaled = x / unit
+    return scaled / torch.maximum(torch.linalg.vector_norm(scaled, dim=dim, keepdim=True), eps / unit)

@@ -127,6 +127,21 @@ def _(x: Tensor, call: str, group: str) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+@torch.library.custom_op("trainkit::all_reduce_max", mutates_args=())
+def all_reduce_max_op(x: Tensor, call: str, group: str) -> Tensor:
+    """Largest entry over ranks of tensors of one shape."""
+    process_group = _group(group)
+    _agree(call, f"{tuple(x.shape)} {x.dtype}", 0, x, process_group)
+    peak = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=process_group)
+    return peak
+
+
+@all_reduce_max_op.register_fake
+def _(x: Tensor, call: str, group: str) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 @torch.library.custom_op("trainkit::total", mutates_args=())
 def total_op(x: Tensor, call: str, group: str) -> Tensor:
     """Sum over ranks of one number, in fp64 and in rank order: the header itself carries the value."""

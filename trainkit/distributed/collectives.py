@@ -6,6 +6,7 @@ from torch import Tensor
 
 from trainkit._core.checks import reject
 from trainkit.distributed._ops import (
+    all_reduce_max_op,
     all_reduce_sum_op,
     exchange_sizes_op,
     gather_rows_op,
@@ -15,7 +16,14 @@ from trainkit.distributed._ops import (
 )
 from trainkit.distributed.state import is_distributed
 
-__all__ = ["all_reduce_sum", "exchange_sizes", "gather_rows", "reduce_scatter_rows", "total_over_ranks"]
+__all__ = [
+    "all_reduce_max",
+    "all_reduce_sum",
+    "exchange_sizes",
+    "gather_rows",
+    "reduce_scatter_rows",
+    "total_over_ranks",
+]
 
 
 def exchange_sizes(*tensors: Tensor, call: str = "exchange_sizes", group: dist.ProcessGroup | None = None) -> Tensor:
@@ -114,6 +122,24 @@ def all_reduce_sum(tensor: Tensor, *, call: str = "all_reduce_sum", group: dist.
         RuntimeError: On every rank, if the ranks' calls, shapes or dtypes differ.
     """
     return all_reduce_sum_op(tensor, call, group_key(group)) if is_distributed(group) else tensor
+
+
+def all_reduce_max(tensor: Tensor, *, call: str = "all_reduce_max", group: dist.ProcessGroup | None = None) -> Tensor:
+    """Largest entries over the ranks, without gradient.
+
+    Args:
+        tensor: Same shape and dtype on every rank; not changed.
+        call: Name of the caller; ranks that come from different callers all raise.
+        group: Process group; default the world.
+
+    Returns:
+        The maximum, identical on every rank.
+
+    Raises:
+        RuntimeError: On every rank, if the ranks' calls, shapes or dtypes differ.
+    """
+    own = tensor.detach()
+    return all_reduce_max_op(own, call, group_key(group)) if is_distributed(group) else own
 
 
 def total_over_ranks(value: Tensor, *, call: str, group: dist.ProcessGroup | None = None) -> Tensor:

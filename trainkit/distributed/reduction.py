@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from trainkit._core.reduction import reduce, safe_divide
+from trainkit._core.reduction import safe_divide
 from trainkit._core.typing import Reduction
 from trainkit.distributed.collectives import total_over_ranks
 from trainkit.distributed.state import world_size
 
-__all__ = ["reduce_over_ranks"]
+__all__ = ["reduce_over_ranks", "share_of_ranks"]
 
 
 def reduce_over_ranks(rows: Tensor, weights: Tensor, reduction: Reduction, *, call: str, sync: bool = True) -> Tensor:
@@ -27,9 +27,24 @@ def reduce_over_ranks(rows: Tensor, weights: Tensor, reduction: Reduction, *, ca
     Returns:
         The reduced loss; a zero with a live graph where no row counts.
     """
+    if reduction == "none":
+        return rows
+    return share_of_ranks(rows.sum(), weights.sum(), reduction, call=call, sync=sync)
+
+
+def share_of_ranks(total: Tensor, count: Tensor, reduction: Reduction, *, call: str, sync: bool = True) -> Tensor:
+    """What this rank returns of a ``"mean"`` or ``"sum"`` over all rows, see :func:`reduce_over_ranks`.
+
+    Args:
+        total: Weighted sum of the losses of this rank.
+        count: Sum of the weights of this rank.
+        reduction: ``"mean"`` or ``"sum"``.
+        call: Name of the caller, for the agreement between ranks.
+        sync: False reduces the rows of this rank alone.
+    """
     ranks = world_size() if sync else 1
-    if ranks == 1 or reduction == "none":
-        return reduce(rows, weights, reduction)
     if reduction == "sum":
-        return rows.sum() * ranks
-    return safe_divide(rows.sum() * ranks, total_over_ranks(weights.sum(), call=call))
+        return total * ranks
+    if ranks > 1:
+        count = total_over_ranks(count, call=call)
+    return safe_divide(total * ranks, count)

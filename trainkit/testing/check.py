@@ -148,8 +148,11 @@ def _probes(record: type[Spec], cls: type[Any], init: Mapping[str, Any]) -> Iter
 
 def cases_of(spec: Spec) -> list[Case[Any]]:
     """Each configuration of a record."""
-    sizes = tuple(n for n in Case.sizes if n >= getattr(spec, "smallest", 1))
-    return [Case(spec, index, sizes) for index in range(len(spec.configs))]
+
+    def sizes(index: int) -> tuple[int, ...]:
+        return tuple(n for n in spec.sizes.get(index, Case.sizes) if n >= spec.smallest)
+
+    return [Case(spec, index, sizes(index)) for index in range(len(spec.configs))]
 
 
 def check(

@@ -5,7 +5,7 @@ function in this file.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
@@ -86,12 +86,32 @@ def _scores(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
     return {"scores": _normal(g, n, dtype=dtype), "target": torch.arange(n) % 2}
 
 
+def _query_scores(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {**_scores(g, n, dtype), "index": torch.arange(n) // 4}
+
+
+def _ranking(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"scores": _normal(g, n, dtype=dtype), "negatives": _normal(g, n, 3, dtype=dtype)}
+
+
 def _pairs(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
     return {
         "query": _normal(g, n, NUM_FEATURES, dtype=dtype),
         "key": _normal(g, n, NUM_FEATURES, dtype=dtype),
         "ids": torch.arange(n),
     }
+
+
+def _duplicates(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {**_pairs(g, n, dtype), "ids": torch.arange(n) // 2}
+
+
+def _negatives(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {**_pairs(g, n, dtype), "negatives": _normal(g, n, NUM_FEATURES, dtype=dtype)}
+
+
+def _own_negatives(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {**_pairs(g, n, dtype), "negatives": _normal(g, n, 2, NUM_FEATURES, dtype=dtype)}
 
 
 def _embeddings(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -155,7 +175,34 @@ def _binary_problem(g: Generator) -> Problem:
 
 
 def _scores_problem(g: Generator) -> Problem:
-    return _linear_problem(g, 1, lambda out, target: {"scores": out[:, 0], "target": target}, 0.95)
+    problem = _linear_problem(g, 1, lambda out, target: {"scores": out[:, 0], "target": target}, 0.95)
+
+    def ordered() -> float:
+        drawn = problem.inputs()
+        scores, target = drawn["scores"].detach(), drawn["target"]
+        return float((scores[target == 1][:, None] > scores[target == 0]).float().mean())
+
+    # A threshold would hold losses that leave the bias open to whatever rounding makes of it.
+    return replace(problem, score=ordered)
+
+
+def _query_scores_problem(g: Generator) -> Problem:
+    index = torch.arange(60) // 4
+    return _linear_problem(g, 1, lambda out, t: {"scores": out[:, 0], "target": t, "index": index}, 0.95)
+
+
+def _ranking_problem(g: Generator) -> Problem:
+    """Items and negatives that lie on opposite sides of a hidden direction, and a linear score to be found."""
+    x = torch.randn(60, 4, 2, generator=g)
+    # What a positive has in the direction is above, what its negatives have is below.
+    x[..., 0] = x[..., 0].abs() * torch.tensor([1.0, -1.0, -1.0, -1.0])
+    w = (0.1 * torch.randn(2, generator=g)).requires_grad_()
+
+    def score() -> float:
+        s = (x @ w).detach()
+        return float((s[:, :1] > s[:, 1:]).float().mean())
+
+    return Problem([w], lambda: {"scores": (x @ w)[:, 0], "negatives": (x @ w)[:, 1:]}, score, 0.95)
 
 
 def _embedding_problem(g: Generator, inputs: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> Problem:
@@ -176,6 +223,18 @@ def _embedding_problem(g: Generator, inputs: Callable[[Tensor, Tensor], dict[str
 
 def _pairs_problem(g: Generator) -> Problem:
     return _embedding_problem(g, lambda a, b: {"query": a, "key": b, "ids": torch.arange(16)})
+
+
+def _negatives_problem(g: Generator) -> Problem:
+    others = torch.randn(16, NUM_FEATURES, generator=g)
+    return _embedding_problem(
+        g, lambda a, b: {"query": a, "key": b, "ids": torch.arange(16), "negatives": torch.cat([others, b])}
+    )
+
+
+def _own_negatives_problem(g: Generator) -> Problem:
+    others = torch.randn(16, 2, NUM_FEATURES, generator=g)
+    return _embedding_problem(g, lambda a, b: {"query": a, "key": b, "ids": torch.arange(16), "negatives": others})
 
 
 def _embeddings_problem(g: Generator) -> Problem:
@@ -208,7 +267,12 @@ KINDS: Mapping[str, Kind] = {
     "binary": Kind(_binary, ("logits",), _binary_problem),
     "multilabel": Kind(_multilabel, ("logits",), _multilabel_problem),
     "scores": Kind(_scores, ("scores",), _scores_problem),
+    "ranking": Kind(_ranking, ("scores", "negatives"), _ranking_problem),
+    "query_scores": Kind(_query_scores, ("scores",), _query_scores_problem),
     "pairs": Kind(_pairs, ("query", "key"), _pairs_problem),
+    "duplicates": Kind(_duplicates, ("query", "key"), _pairs_problem),
+    "negatives": Kind(_negatives, ("query", "key", "negatives"), _negatives_problem),
+    "own_negatives": Kind(_own_negatives, ("query", "key", "negatives"), _own_negatives_problem),
     "embeddings": Kind(_embeddings, ("embeddings",), _embeddings_problem),
     "regression": Kind(_regression, ("prediction",), _regression_problem),
     "features": Kind(_features, ("features",), _features_problem),

@@ -67,16 +67,20 @@ class Spec:
         kinds: Input kinds of single configurations, by their index, where they differ.
         reference: Independent implementation in plain Python: takes the tensors as nested lists, by name, and the
             configuration, and gives the value.
+        sizes: Numbers of rows to try for single configurations, by their index, where the usual ones cost too much.
         configs: Constructor arguments; the first are the defaults, as far as the class has them.
         golden: Records of reference values.
         errors: Calls that must fail.
         seeds: Catalogue ids of the systems that the class covers.
+        smallest: Fewest rows that the part is defined on.
         exempt: Properties that apply and do not hold, with the reason; ``"L8"`` or, for one configuration, ``"L8@1"``.
     """
 
     cls: type[Any]
     kind: str = "classification"
     kinds: Mapping[int, str] = field(default_factory=dict)
+    sizes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    smallest: int = 1
     reference: Callable[..., Any] | None = None
     configs: Sequence[Mapping[str, Any]] = ({},)
     golden: Sequence[Golden] = ()
@@ -97,12 +101,10 @@ class LossSpec(Spec):
     Args:
         function: The functional form.
         invariances: Changes of the inputs that leave the value as it is.
-        smallest: Fewest rows that the loss is defined on.
     """
 
     function: Callable[..., Any] | None = None
     invariances: Sequence[Invariance] = ()
-    smallest: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -182,7 +182,11 @@ def _second(grads: Any, leaves: list[Tensor], directions: list[Tensor]) -> Tenso
     return sum(((s * d).sum() for s, d in zip(seconds, directions, strict=True)), torch.zeros(()))
 
 
-@prop("L21", "learns", dear=True)
+def _same_values(case: LossCase) -> str | None:
+    return "its blocks change no value, see L1" if case.config.get("block_size") else None
+
+
+@prop("L21", "learns", dear=True, needs=_same_values)
 def learns(case: LossCase) -> None:
     """50 steps on a small problem lower the loss and raise the score that the loss is for above its threshold."""
     problem = case.kind.problem(torch.Generator().manual_seed(0))

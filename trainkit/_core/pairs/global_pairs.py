@@ -1,0 +1,358 @@
+"""All positives against all negatives of a score matrix that never exists: N x N^2 pairs in two sweeps of tiles.
+
+The sum over positives of a surrogate is a function of one number, the negative score. A table of that function turns
+the N^2 negative scores into values and derivatives at a cost per score that does not depend on the number of positives:
+the first sweep collects moments of the negative scores in the cells of the table, from which the value and the
+derivatives by the positives follow; the second looks up the derivative by each negative score.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit._core.pairs.strip import Gradients, Pairs, no_gradients, scaled_op, wanted_of
+from trainkit._core.pairs.view import Hidden, block_ranges
+
+__all__ = ["global_pair_sum"]
+
+REACH = 40.0
+"""Beyond this distance the logistic surrogate is linear or zero to 4e-18."""
+
+CELLS = 64
+"""Cells of the table in a unit of score. Four moments then leave an error below 1e-10 a pair."""
+
+MOST_CELLS = 2**18
+"""Cells beyond which the positives are taken one block after the other instead of by a table."""
+
+# Derivatives of the sigmoid s as polynomials in s: row k holds the coefficients of s, s^2, ... of the k-th.
+SIGMOID = torch.tensor(
+    [
+        [1.0, 0.0, 0.0, 0.0],
+        [1.0, -1.0, 0.0, 0.0],
+        [1.0, -3.0, 2.0, 0.0],
+        [1.0, -7.0, 12.0, -6.0],
+    ],
+    dtype=torch.float64,
+)
+FACTORIALS = torch.tensor([1.0, 1.0, 2.0, 6.0], dtype=torch.float64)
+
+
+class Logistic:
+    """Table of the sum over positives of softplus, by Taylor expansion in uniform cells."""
+
+    def __init__(self, positive: Tensor, weight: Tensor) -> None:
+        self.positive, self.weight = positive.double(), weight.double()
+        self.low = float(self.positive.min()) - REACH
+        self.cells = int((float(self.positive.max()) + REACH - self.low) * CELLS) + 2
+        device = positive.device
+        self.centre = self.low + (torch.arange(self.cells, dtype=torch.float64, device=device) - 0.5) / CELLS
+        slopes = [torch.zeros(self.cells, dtype=torch.float64, device=device) for _ in range(4)]
+        value = torch.zeros(self.cells, dtype=torch.float64, device=device)
+        for part in block_ranges(self.cells, max(2**20 // len(positive), 1)):
+            gap = self.centre[part].unsqueeze(1) - self.positive
+            s = gap.sigmoid()
+            value[part] = (gap.clamp_min(0) + torch.log1p((-gap.abs()).exp())) @ self.weight
+            power = s
+            for slope in slopes:
+                slope[part] = power @ self.weight
+                power = power * s
+        powers = torch.stack(slopes)
+        derivatives = SIGMOID.to(device) @ powers
+        # Below the table nothing reaches the positives, above it the function is linear.
+        value[0] = 0
+        derivatives[:, 0] = 0
+        derivatives[0, -1] = self.weight.sum()
+        derivatives[1:, -1] = 0
+        self.value_terms = torch.cat([value.unsqueeze(0), derivatives[:3] / FACTORIALS[1:].to(device).unsqueeze(1)])
+        self.slope_terms = (derivatives / FACTORIALS.to(device).unsqueeze(1)).T.contiguous()
+        self.moments = torch.zeros(4, self.cells, dtype=torch.float64, device=device)
+
+    @property
+    def neutral(self) -> float:
+        """A score that counts nothing."""
+        return self.low - 1.0
+
+    def _cells_of(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Cell of each score and its distance from the centre of the cell, in score units."""
+        place = (scores - self.low) * CELLS
+        cell = place.floor().add_(1).clamp_(0, self.cells - 1)
+        # Cell 0 lies below the table; the first cell of the table is 1.
+        offset = place.sub_(cell).add_(0.5).div_(CELLS)
+        return cell.to(torch.int64), offset
+
+    def add(self, scores: Tensor) -> None:
+        """Take negative scores, (m,), into the moments."""
+        cell, offset = self._cells_of(scores)
+        weights: Tensor | None = None
+        for moment in self.moments:
+            moment += torch.bincount(cell, weights, minlength=self.cells)
+            weights = offset if weights is None else weights * offset
+
+    def total(self) -> Tensor:
+        """Sum over all pairs."""
+        return (self.value_terms * self.moments).sum()
+
+    def positive_slopes(self) -> Tensor:
+        """Derivatives by the positive scores."""
+        moments = self.moments.clone()
+        moments[:, 0] = 0
+        moments[1:, -1] = 0
+        # sum_k M_k sigma^(k) / k! as a polynomial in sigma
+        terms = SIGMOID.to(moments.device).T @ (moments / FACTORIALS.to(moments.device).unsqueeze(1))
+        terms[:, -1] = 0
+        found = self.moments[0, -1].expand(len(self.positive)).clone()
+        for part in block_ranges(self.cells, max(2**20 // len(self.positive), 1)):
+            s = (self.centre[part].unsqueeze(1) - self.positive).sigmoid()
+            power = s
+            for term in terms:
+                found += term[part] @ power
+                power = power * s
+        return -found * self.weight
+
+    def slopes(self, scores: Tensor) -> Tensor:
+        """Derivatives by negative scores, (m,)."""
+        cell, offset = self._cells_of(scores)
+        terms = self.slope_terms.to(scores.dtype)
+        found = terms[:, 3].index_select(0, cell)
+        for k in (2, 1, 0):
+            found.mul_(offset).add_(terms[:, k].index_select(0, cell))
+        return found
+
+
+class Hinge:
+    """Sorted positives with prefix sums: exact for the hinge and its square."""
+
+    def __init__(self, positive: Tensor, weight: Tensor, margin: float, squared: bool) -> None:
+        ordered, self.order = positive.double().sort()
+        self.edges = ordered - margin
+        self.margin, self.squared = margin, squared
+        self.weight = weight.double()[self.order]
+        zero = ordered.new_zeros(1)
+        self.prefix = [torch.cat([zero, (self.weight * self.edges**k).cumsum(0)]) for k in range(3 if squared else 2)]
+        self.sums = torch.zeros(2, len(positive) + 1, dtype=torch.float64, device=positive.device)
+        self._total = torch.zeros((), dtype=torch.float64, device=positive.device)
+
+    @property
+    def neutral(self) -> float:
+        """A score that counts nothing."""
+        return float(self.edges[0]) - 1.0
+
+    def add(self, scores: Tensor) -> None:
+        """Take negative scores, (m,), into the sums."""
+        wide = scores.double()
+        reached = torch.searchsorted(self.edges, wide)
+        terms = [prefix[reached] for prefix in self.prefix]
+        if self.squared:
+            self._total += (wide * wide * terms[0] - 2 * wide * terms[1] + terms[2]).sum()
+        else:
+            self._total += (wide * terms[0] - terms[1]).sum()
+        self.sums[0] += torch.bincount(reached, minlength=self.sums.shape[1])
+        self.sums[1] += torch.bincount(reached, wide, minlength=self.sums.shape[1])
+
+    def total(self) -> Tensor:
+        """Sum over all pairs."""
+        return self._total
+
+    def positive_slopes(self) -> Tensor:
+        """Derivatives by the positive scores."""
+        # A negative that reaches k positives is active for the first k.
+        count, total = self.sums.flip(1).cumsum(1).flip(1)[:, 1:]
+        slope = 2 * (total - count * self.edges) if self.squared else count
+        return torch.empty_like(slope).scatter(0, self.order, -slope * self.weight)
+
+    def slopes(self, scores: Tensor) -> Tensor:
+        """Derivatives by negative scores, (m,)."""
+        wide = scores.double()
+        reached = torch.searchsorted(self.edges, wide)
+        slope = self.prefix[0][reached]
+        if self.squared:
+            slope = 2 * (wide * slope - self.prefix[1][reached])
+        return slope.to(scores.dtype)
+
+
+class Square:
+    """Moments of both sides: exact for the square."""
+
+    def __init__(self, positive: Tensor, weight: Tensor, margin: float, count: float) -> None:
+        self.edges, self.weight = positive.double() - margin, weight.double()
+        self.count = count
+        self.sums = torch.zeros(2, dtype=torch.float64, device=positive.device)
+
+    neutral = 0.0
+
+    def add(self, scores: Tensor) -> None:
+        """Take negative scores, (m,), into the sums; hidden ones are zero and left out of the count."""
+        wide = scores.double()
+        self.sums += torch.stack([wide.sum(), wide.square().sum()])
+
+    def total(self) -> Tensor:
+        """Sum over all pairs."""
+        first, second = self.sums
+        edges, weight = self.edges, self.weight
+        total: Tensor = (weight * (second - 2 * first * edges + self.count * edges**2)).sum()
+        return total
+
+    def positive_slopes(self) -> Tensor:
+        """Derivatives by the positive scores."""
+        return -2 * self.weight * (self.sums[0] - self.count * self.edges)
+
+    def slopes(self, scores: Tensor) -> Tensor:
+        """Derivatives by negative scores, (m,)."""
+        slope = 2 * (scores.double() * self.weight.sum() - (self.weight * self.edges).sum())
+        return slope.to(scores.dtype)
+
+
+class Direct:
+    """Every pair in turn, for logistic positives too far apart for a table."""
+
+    def __init__(self, positive: Tensor, weight: Tensor) -> None:
+        self.positive, self.weight = positive.double(), weight.double()
+        self._total = torch.zeros((), dtype=torch.float64, device=positive.device)
+        self.found = torch.zeros_like(self.positive)
+        self.neutral = float(self.positive.min()) - 1e3
+
+    def add(self, scores: Tensor) -> None:
+        """Take negative scores, (m,), into the sums."""
+        for part in scores.double().split(max(2**20 // len(self.positive), 1)):
+            gap = part.unsqueeze(1) - self.positive
+            self._total += ((gap.clamp_min(0) + torch.log1p((-gap.abs()).exp())) @ self.weight).sum()
+            self.found -= gap.sigmoid().sum(0) * self.weight
+
+    def total(self) -> Tensor:
+        """Sum over all pairs."""
+        return self._total
+
+    def positive_slopes(self) -> Tensor:
+        """Derivatives by the positive scores."""
+        return self.found
+
+    def slopes(self, scores: Tensor) -> Tensor:
+        """Derivatives by negative scores, (m,)."""
+        parts = scores.double().split(max(2**20 // len(self.positive), 1))
+        return torch.cat([(p.unsqueeze(1) - self.positive).sigmoid() @ self.weight for p in parts]).to(scores.dtype)
+
+
+def _side(kind: int, margin: float, positive: Tensor, weight: Tensor, count: float) -> Any:
+    """What knows the positives: 0 logistic, 1 hinge, 2 squared hinge, 3 square."""
+    if kind in (1, 2):
+        return Hinge(positive, weight, margin, squared=kind == 2)
+    if kind == 3:
+        return Square(positive, weight, margin, count)
+    spread = float(positive.max()) - float(positive.min())
+    if not math.isfinite(spread) or (spread + 2 * REACH) * CELLS > MOST_CELLS:
+        return Direct(positive, weight)
+    return Logistic(positive, weight)
+
+
+@torch.library.custom_op("trainkit::pair_global", mutates_args=())
+def _global_op(
+    query: Tensor,
+    key: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    positive: Tensor,
+    weight: Tensor,
+    hidden: list[Tensor],
+    options: list[float],
+    block: list[int],
+    gradients: bool,
+    wanted: list[bool],
+) -> list[Tensor]:
+    """Sum over all pairs, and its derivatives by query, key, scale, bias and positive."""
+    pairs = Pairs(query, key, scale, bias, positive)
+    kind, margin = options
+    mask = Hidden(*hidden)
+    n, m = query.shape[0], key.shape[0]
+    if not (n and m and len(positive)):
+        zeros = [torch.zeros_like(t, dtype=pairs.wide) for t in pairs] if gradients else []
+        return [query.new_zeros((), dtype=pairs.wide), *zeros]
+    visible = float(mask.visible_counts(m).sum())
+    side = _side(int(kind), margin, positive, weight, visible)
+    height, width = min(block[0], n), min(block[1], m)
+    buffer = torch.empty(height * width, dtype=query.dtype, device=query.device)
+    tiles = [(rows, columns) for rows in block_ranges(n, height) for columns in block_ranges(m, width)]
+    # Cells of a table cannot be indexed by NaN; it must come out all the same.
+    poison = torch.zeros((), dtype=pairs.wide, device=query.device)
+    for rows, columns in tiles:
+        scores = pairs.block(rows, columns, 1.0, buffer)
+        poison += torch.where(scores.isnan().any(), math.nan, 0.0)
+        mask.fill(scores, rows, columns, side.neutral)
+        side.add(scores.nan_to_num_().view(-1))
+    total = side.total().to(pairs.wide) + poison
+    if not gradients:
+        return [total]
+    found = Gradients(pairs, wanted)
+    for rows, columns in tiles:
+        scores = pairs.block(rows, columns, 1.0, buffer)
+        mask.fill(scores, rows, columns, side.neutral)
+        slopes = side.slopes(scores.nan_to_num_().view(-1)).view(scores.shape)
+        mask.fill(slopes, rows, columns, 0.0)
+        found.add(rows, columns, slopes, None)
+    derivatives = found.finish()
+    derivatives[4] = side.positive_slopes().to(pairs.wide)
+    return [total, *(d + poison for d in derivatives)]
+
+
+@_global_op.register_fake
+def _(
+    query: Tensor,
+    key: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    positive: Tensor,
+    weight: Tensor,
+    hidden: list[Tensor],
+    options: list[float],
+    block: list[int],
+    gradients: bool,
+    wanted: list[bool],
+) -> list[Tensor]:
+    wide = torch.promote_types(query.dtype, torch.float32)
+    shapes = [t.shape for t in (query, key, scale, bias, positive)] if gradients else []
+    return [query.new_empty(shape, dtype=wide) for shape in ((), *shapes)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.dtypes = [t.dtype for t in inputs[:5]]
+    ctx.rest = no_gradients(inputs[5:])
+
+
+def _backward(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
+    like = [gradients[0].new_empty(0, dtype=dtype) for dtype in ctx.dtypes]
+    return (*scaled_op(gradients[0], list(ctx.saved_tensors), like), *ctx.rest)
+
+
+_global_op.register_autograd(_backward, setup_context=_save)
+
+
+def global_pair_sum(
+    pairs: Pairs,
+    weight: Tensor,
+    hidden: Hidden,
+    *,
+    kind: int,
+    margin: float,
+    block: tuple[int, int] = (256, 1024),
+) -> Tensor:
+    r"""Sum over all positives and all visible scores of a surrogate of their difference.
+
+    .. math:: \sum_p w_p \sum_{ij\ \text{visible}} \phi(s_{ij} - p), \qquad s_{ij} = a \langle q_i, k_j \rangle + b
+
+    Four matrix products with gradients, one without. Differentiable once; a second derivative raises.
+
+    Args:
+        pairs: Embeddings, scale a and bias b; ``positive`` holds all positives, (P,), not one a row.
+        weight: Weight of each positive, (P,), without gradient.
+        hidden: Pairs that are no negatives.
+        kind: 0 logistic, 1 hinge, 2 squared hinge, 3 square.
+        margin: Margin of the last three.
+        block: Rows and columns of a tile.
+    """
+    needed = torch.is_grad_enabled() and any(t.requires_grad for t in pairs)
+    options = [float(kind), margin]
+    outputs = _global_op(*pairs, weight.detach(), hidden.tensors(), options, list(block), needed, wanted_of(pairs))
+    total: Tensor = outputs[0]
+    return total

@@ -1,0 +1,1 @@
+"""Contrastive losses; import them from ``trainkit.losses``."""

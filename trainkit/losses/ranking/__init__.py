@@ -1,0 +1,1 @@
+"""Losses on scores whose order matters."""
