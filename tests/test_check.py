@@ -68,7 +68,7 @@ def section(out, rule):
     return out[start : out.find("\n\n", start)]
 
 
-@pytest.mark.xdist_group("ranks")
+@pytest.mark.xdist_group("pools")
 def test_a_gather_without_gradients_fails_on_ranks(file, capsys):
     code, text = checked(capsys, f"{file}:GathersConstants", "--kind", "pairs", "--only", "L16")
     report = section(text.out, "L16 ranks:")
@@ -78,7 +78,7 @@ def test_a_gather_without_gradients_fails_on_ranks(file, capsys):
         assert word in report
 
 
-@pytest.mark.xdist_group("ranks")
+@pytest.mark.xdist_group("pools")
 def test_a_focal_loss_with_a_nan_gradient_at_half_a_gamma_fails_at_extremes(file, capsys):
     code, text = checked(capsys, f"{file}:NaiveFocal", "--kind", "classification", "--only", "L6")
     report = section(text.out, "L6 finite")
@@ -89,7 +89,7 @@ def test_a_focal_loss_with_a_nan_gradient_at_half_a_gamma_fails_at_extremes(file
     assert "NaiveFocal(), inputs of kind classification\n  L6  finite at extremes                    holds" in text.out
 
 
-@pytest.mark.xdist_group("ranks")
+@pytest.mark.xdist_group("pools")
 def test_a_loss_in_bf16_under_autocast_fails(file, capsys):
     code, text = checked(capsys, f"{file}:LowPrecision", "--kind", "pairs", "--only", "L5")
     report = section(text.out, "L5 fp32")
@@ -98,7 +98,7 @@ def test_a_loss_in_bf16_under_autocast_fails(file, capsys):
         assert word in report
 
 
-@pytest.mark.xdist_group("ranks")
+@pytest.mark.xdist_group("pools")
 def test_cross_entropy_of_torch_is_nan_on_an_empty_batch(capsys):
     code, text = checked(capsys, "torch.nn.CrossEntropyLoss", "--kind", "classification", "--only", "L7")
     report = section(text.out, "L7 nothing")
@@ -108,7 +108,7 @@ def test_cross_entropy_of_torch_is_nan_on_an_empty_batch(capsys):
     assert "also: CrossEntropyLoss(reduction='none')" in report
 
 
-@pytest.mark.xdist_group("ranks")
+@pytest.mark.xdist_group("pools")
 def test_ours_passes_and_the_command_ends_with_0(capsys):
     main(["check", "FocalLoss", "--quick", "--init", "gamma=0.5"])
     out = capsys.readouterr().out

@@ -184,8 +184,8 @@ def scaled(inputs):
 
 
 def tile_sizes(start):
-    """Rows to try for the configurations of BLOCKS that follow the first ``start``: small tiles are many."""
-    return {start + 1: (1, 2, 3), start + 2: (1, 2, 7)}
+    """Rows to try for the configurations of BLOCKS that begin at ``start``: small tiles are many."""
+    return {start: (1, 2, 7), start + 1: (1, 2, 3), start + 2: (1, 2, 7), start + 3: (1, 2, 7)}
 
 
 LENGTHS = Invariance("scaling every embedding", scaled)

@@ -7,7 +7,7 @@ import pytest
 
 from trainkit.testing import Pool, RankError
 
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = pytest.mark.xdist_group("pools")
 
 
 def fail_on(here, where):

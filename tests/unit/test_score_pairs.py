@@ -127,7 +127,9 @@ def test_gradient_entries_at_16384(name, surrogate):
     p, n = mixture(name, 16384)
     one = torch.ones_like(p)
     expected = all_pairs(p, n, one, one, surrogate)
-    close(computed(p, n, one, one, surrogate, FAST[surrogate]), expected, 1e-6, 1e-18)
+    close(
+        computed(p, n, one, one, surrogate, FAST[surrogate]), expected, 1e-6, 1e-22 if name == "lead of 30" else 1e-18
+    )
 
 
 def sides(p=4, n=5):
@@ -330,7 +332,10 @@ def test_a_whole_weight_equals_repetition(loss):
 def test_both_sides_of_the_benchmark_compute_the_same(surrogate):
     fast, brute = (pairwise.step(form, surrogate, pairwise.SMALL)() for form in ("fast", "brute"))
     assert fast == pytest.approx(brute, rel=1e-6)
-    assert pairwise.gradient_error(surrogate, 64)() < 1e-6
+
+
+def test_the_error_that_the_benchmark_shows_is_small():
+    assert 0 < pairwise.gradient_error("logistic", pairwise.SMALL)() < 2e-7
 
 
 def test_bpr_takes_one_negative_a_row_too():

@@ -155,7 +155,7 @@ def test_the_kind_is_read_from_the_signature():
     assert configs == [{"gamma": 1.0}, {"gamma": 1.0, "reduction": "sum"}, {"gamma": 1.0, "reduction": "none"}]
 
 
-@pytest.mark.xdist_group("ranks")
+@pytest.mark.xdist_group("pools")
 def test_check_runs_every_property_of_the_family():
     spec = spec_for(Projects)
     outcomes = list(check(Projects))

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["fp32_region", "log1m_softmax", "log_floor", "safe_normalize", "softplus", "upcast"]
+__all__ = ["at_most", "fp32_region", "log1m_softmax", "log_floor", "safe_normalize", "softplus", "upcast"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,3 +71,13 @@ def safe_normalize(x: Tensor, dim: int = 1, eps: float = 1e-12) -> Tensor:
     unit = torch.where((peak > 0) & peak.isfinite(), torch.exp2(peak.log2().floor()), 1.0)
     scaled = x / unit
     return scaled / torch.maximum(torch.linalg.vector_norm(scaled, dim=dim, keepdim=True), eps / unit)
+
+
+def at_most(count: int, limit: int) -> bool:
+    """Whether ``count`` is at most ``limit``; False where a tracer does not know, as for rows gathered from ranks."""
+    if not torch.compiler.is_compiling():
+        return count <= limit
+    # Takes longer to load than all of trainkit's core, and only a tracer needs it.
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(count <= limit)

@@ -5,10 +5,11 @@ import math
 import torch
 from torch import Tensor
 
-from trainkit._core.pairs.strip import LOG2E, Head, Rows
+from trainkit._core.pairs.base import LOG2E
+from trainkit._core.pairs.strip import Head, Rows
 from trainkit._core.pairs.view import View
 
-__all__ = ["SoftmaxHead", "SoftmaxTargetHead", "SurrogateHead", "surrogate"]
+__all__ = ["SoftmaxHead", "SoftmaxTargetHead", "SurrogateHead", "surrogate_sums"]
 
 
 class SoftmaxHead(Head):
@@ -68,26 +69,36 @@ class SoftmaxTargetHead(Head):
         return Rows(value, (positive * LOG2E - peak).exp2() / total - own)
 
 
-def surrogate(kind: int, margin: float, gaps: Tensor) -> tuple[Tensor, Tensor]:
-    """Value and derivative of a surrogate at the gaps (negative minus positive score); zero at minus infinity.
+def surrogate_sums(kind: int, margin: float, gaps: Tensor, spare: Tensor) -> Tensor:
+    """Sums along rows of a surrogate of the gaps (negative minus positive score), which turn into its derivatives.
 
     Args:
-        kind: 0 logistic, 1 hinge, 2 squared hinge, 3 square.
+        kind: 0 logistic, 1 hinge, 2 squared hinge, 3 square; each zero at minus infinity.
         margin: Margin of the last three.
-        gaps: Any shape; may be overwritten.
+        gaps: (b, m); overwritten by the derivatives.
+        spare: Buffer of the same shape.
     """
     if kind == 0:
-        slope = torch.sigmoid(gaps)
+        torch.sigmoid(gaps, out=spare)
+        sums = gaps.clamp_min_(0).sum(1)
         # log(1 + exp(-|x|)) from the sigmoid that is there already: one logarithm, no exponential.
-        return gaps.clamp_min(0).sub_(torch.log1p(torch.minimum(slope, 1 - slope).neg_())), slope
-    shifted = gaps.add_(margin)
+        torch.sub(gaps.new_ones(()), spare, out=gaps)
+        torch.minimum(gaps, spare, out=gaps)
+        sums -= gaps.neg_().log1p_().sum(1)
+        gaps.copy_(spare)
+        return sums
+    gaps.add_(margin)
     if kind == 3:
-        shifted.masked_fill_(shifted == -math.inf, 0.0)
-        return shifted.square(), 2 * shifted
-    active = shifted.clamp_min(0)
+        gaps.masked_fill_(gaps == -math.inf, 0.0)
+    else:
+        gaps.clamp_min_(0)
     if kind == 1:
-        return active, (shifted > 0).to(active.dtype)
-    return active.square(), 2 * active
+        sums = gaps.sum(1)
+        gaps.copy_(gaps > 0)
+        return sums
+    sums = torch.mul(gaps, gaps, out=spare).sum(1)
+    gaps.mul_(2)
+    return sums
 
 
 class SurrogateHead(Head):
@@ -95,7 +106,7 @@ class SurrogateHead(Head):
 
     .. math:: h = \sum_j \phi(s_j - p)
 
-    ``options``: kind and margin, see :func:`surrogate`.
+    ``options``: kind and margin, see :func:`surrogate_sums`.
     """
 
     elementwise = True
@@ -104,6 +115,5 @@ class SurrogateHead(Head):
     def rows(view: View, positive: Tensor) -> Rows:
         kind, margin = view.options
         view.hide()
-        value, slope = surrogate(int(kind), margin, view.scores.sub_(positive.unsqueeze(1)))
-        view.scores.copy_(slope)
-        return Rows(value.sum(1), -slope.sum(1))
+        values = surrogate_sums(int(kind), margin, view.scores.sub_(positive.unsqueeze(1)), view.spare)
+        return Rows(values, -view.scores.sum(1))

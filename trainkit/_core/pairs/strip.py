@@ -6,29 +6,16 @@ product each: three matrix products in all, and no more memory than a strip and 
 rows are only known in the backward, the rows are computed first and the strips once more then.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from trainkit._core.pairs.view import Hidden, View, block_ranges, cached_ranges, resolve
+from trainkit._core.pairs.base import LOG2E, Gradients, Pairs, no_gradients, scaled_op, wanted_of
+from trainkit._core.pairs.view import CACHED, Hidden, View, block_ranges, cached_ranges, like_block, resolve
 
-__all__ = [
-    "LOG2E",
-    "Gradients",
-    "Head",
-    "Pairs",
-    "Rows",
-    "no_gradients",
-    "scaled_op",
-    "strip_rows",
-    "strip_sum",
-    "wanted_of",
-]
-
-LOG2E = math.log2(math.e)
+__all__ = ["Head", "Rows", "strip_rows", "strip_sum"]
 
 
 class Head:
@@ -70,94 +57,6 @@ class Rows(NamedTuple):
     factor: Tensor | None = None
 
 
-class Pairs(NamedTuple):
-    """Embeddings and what turns their products into scores.
-
-    Args:
-        query: (n, D); multiplied in its own dtype, accumulated in fp32 or fp64.
-        key: (M, D), same dtype.
-        scale: Scalar > 0.
-        bias: Scalar.
-        positive: Score of the positive pair of each row, (n,), in natural units.
-    """
-
-    query: Tensor
-    key: Tensor
-    scale: Tensor
-    bias: Tensor
-    positive: Tensor
-
-    @property
-    def wide(self) -> torch.dtype:
-        """Dtype of sums."""
-        return torch.promote_types(self.query.dtype, torch.float32)
-
-    def block(self, rows: slice, columns: slice, factor: float, buffer: Tensor) -> Tensor:
-        """Scores of a block times ``factor``, in a buffer of the dtype of the embeddings."""
-        left = self.query[rows] * (float(self.scale) * factor)
-        shape = (left.shape[0], columns.stop - columns.start)
-        scores = torch.mm(left, self.key[columns].T, out=buffer[: shape[0] * shape[1]].view(shape)).to(self.wide)
-        shift = float(self.bias)
-        return scores.add_(shift * factor) if shift else scores
-
-
-class Gradients:
-    """Derivatives of a weighted sum over pairs, collected block by block."""
-
-    def __init__(self, pairs: Pairs, wanted: list[bool]) -> None:
-        query, key = pairs.query, pairs.key
-        self.pairs = pairs
-        self.of_scale, self.of_bias = wanted
-        self.query = torch.zeros(query.shape, dtype=pairs.wide, device=query.device)
-        self.key = torch.zeros(key.shape, dtype=pairs.wide, device=key.device)
-        self.bias = torch.zeros((), dtype=torch.float64, device=query.device)
-        self.positive = torch.zeros(pairs.positive.shape, dtype=pairs.wide, device=query.device)
-
-    def add(self, rows: slice, columns: slice, slopes: Tensor, weight: Tensor | None) -> None:
-        """Add the derivatives by a block of scores.
-
-        Args:
-            rows: Rows of the block.
-            columns: Columns of the block.
-            slopes: Derivatives of the values of the rows by the scores.
-            weight: Weights of the rows, (b,); they go into the small factors, so that the products with the block
-                need no pass of their own for them.
-        """
-        own, low = self.pairs.query[rows], slopes.to(self.pairs.query.dtype)
-        if weight is None:
-            _add_product(self.query[rows], low, self.pairs.key[columns])
-        else:
-            part = (low @ self.pairs.key[columns]).to(self.query.dtype)
-            self.query[rows].addcmul_(part, weight.unsqueeze(1))
-            own = own * weight.unsqueeze(1).to(own.dtype)
-        _add_product(self.key[columns], low.T, own)
-        if self.of_bias:
-            sums = slopes.sum(1).double()
-            self.bias += (sums if weight is None else sums * weight).sum()
-
-    def finish(self) -> list[Tensor]:
-        """Derivatives by query, key, scale, bias and positive."""
-        scale = torch.zeros_like(self.bias)
-        if self.of_scale:
-            scale = torch.einsum("nd,nd->n", self.query, self.pairs.query.to(self.query.dtype)).double().sum()
-        size = float(self.pairs.scale)
-        return [
-            self.query.mul_(size),
-            self.key.mul_(size),
-            scale.to(self.pairs.wide),
-            self.bias.to(self.pairs.wide),
-            self.positive,
-        ]
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """``total += left @ right``, summed in the dtype of ``total``."""
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    else:
-        total += (left @ right).to(total.dtype)
-
-
 class _Task(NamedTuple):
     """What a sweep needs besides the tensors that carry gradients."""
 
@@ -179,23 +78,28 @@ def _sweep(
     values = torch.zeros(n, dtype=pairs.wide, device=pairs.query.device)
     found = Gradients(pairs, wanted) if gradients else None
     buffer = torch.empty(height * width, dtype=pairs.query.dtype, device=pairs.query.device)
+    spare = torch.empty(min(height * width, CACHED + width), dtype=pairs.wide, device=pairs.query.device)
     for rows in block_ranges(n, height):
+        positives = pairs.positives(rows)
+        slopes = torch.zeros_like(positives)
+        share = torch.ones_like(positives) if weight is None else weight[rows].to(pairs.wide)
         for columns in block_ranges(m, width):
             scores = pairs.block(rows, columns, LOG2E if head.log2 else 1.0, buffer)
-            shares = torch.ones(scores.shape[0], dtype=pairs.wide, device=scores.device)
-            if weight is not None:
-                shares *= weight[rows]
+            shares = share.clone()
             for part in cached_ranges(scores):
                 at = slice(rows.start + part.start, rows.start + part.stop)
-                view = View(scores[part], at, columns, hidden, task.tensors, task.options, buffer[:0])
-                done = head.rows(view, pairs.positive[at])
+                view = View(
+                    scores[part], at, columns, hidden, task.tensors, task.options, like_block(spare, scores[part])
+                )
+                done = head.rows(view, positives[part])
                 values[at] += done.values
-                if found is not None:
-                    found.positive[at] += done.positive * shares[part]
+                slopes[part] += done.positive
                 if done.factor is not None:
                     shares[part] *= done.factor
             if found is not None:
                 found.add(rows, columns, scores, shares)
+        if found is not None:
+            found.add_positives(rows, slopes * share)
     return values, [] if found is None else found.finish()
 
 
@@ -214,6 +118,7 @@ def _sum_op(
     scale: Tensor,
     bias: Tensor,
     positive: Tensor,
+    own: Tensor,
     weight: Tensor,
     hidden: list[Tensor],
     tensors: list[Tensor],
@@ -224,7 +129,7 @@ def _sum_op(
     wanted: list[bool],
 ) -> list[Tensor]:
     """The weighted sum of the values of the rows, and its derivatives."""
-    pairs = Pairs(query, key, scale, bias, positive)
+    pairs = Pairs(query, key, scale, bias, positive, own)
     task = _Task(hidden, tensors, options, head, block)
     values, found = _sweep(pairs, weight, task, gradients, wanted)
     return [(values.double() * weight).sum().to(pairs.wide), *found]
@@ -237,6 +142,7 @@ def _(
     scale: Tensor,
     bias: Tensor,
     positive: Tensor,
+    own: Tensor,
     weight: Tensor,
     hidden: list[Tensor],
     tensors: list[Tensor],
@@ -246,25 +152,8 @@ def _(
     gradients: bool,
     wanted: list[bool],
 ) -> list[Tensor]:
-    pairs = Pairs(query, key, scale, bias, positive)
+    pairs = Pairs(query, key, scale, bias, positive, own)
     return [query.new_empty((), dtype=pairs.wide), *_empty_gradients(pairs, gradients)]
-
-
-@torch.library.custom_op("trainkit::pair_strip_scaled", mutates_args=())
-def scaled_op(gradient: Tensor, derivatives: list[Tensor], like: list[Tensor]) -> list[Tensor]:
-    """The derivatives times the incoming number, in the dtypes of the inputs. It has no derivative of its own."""
-    return [(gradient * d).to(t.dtype) for d, t in zip(derivatives, like, strict=True)]
-
-
-@scaled_op.register_fake
-def _(gradient: Tensor, derivatives: list[Tensor], like: list[Tensor]) -> list[Tensor]:
-    return [torch.empty_like(d, dtype=t.dtype) for d, t in zip(derivatives, like, strict=True)]
-
-
-def no_gradients(inputs: Sequence[Any]) -> list[Any]:
-    """What a backward gives back for inputs without gradients: None, and a list of them for a list of tensors."""
-    lists = [isinstance(x, list) and all(isinstance(t, Tensor) for t in x) for x in inputs]
-    return [[None] * len(x) if is_list else None for x, is_list in zip(inputs, lists, strict=True)]
 
 
 def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -288,6 +177,7 @@ def _rows_op(
     scale: Tensor,
     bias: Tensor,
     positive: Tensor,
+    own: Tensor,
     hidden: list[Tensor],
     tensors: list[Tensor],
     options: list[float],
@@ -297,7 +187,7 @@ def _rows_op(
 ) -> Tensor:
     """Values of the rows; the backward sweeps once more, with the incoming weights."""
     task = _Task(hidden, tensors, options, head, block)
-    return _sweep(Pairs(query, key, scale, bias, positive), None, task, False, wanted)[0]
+    return _sweep(Pairs(query, key, scale, bias, positive, own), None, task, False, wanted)[0]
 
 
 @_rows_op.register_fake
@@ -307,6 +197,7 @@ def _(
     scale: Tensor,
     bias: Tensor,
     positive: Tensor,
+    own: Tensor,
     hidden: list[Tensor],
     tensors: list[Tensor],
     options: list[float],
@@ -314,7 +205,7 @@ def _(
     block: list[int],
     wanted: list[bool],
 ) -> Tensor:
-    return torch.empty_like(positive, dtype=torch.promote_types(query.dtype, torch.float32))
+    return query.new_empty(query.shape[0], dtype=torch.promote_types(query.dtype, torch.float32))
 
 
 @torch.library.custom_op("trainkit::pair_strip_rows_backward", mutates_args=())
@@ -325,6 +216,7 @@ def _rows_backward_op(
     scale: Tensor,
     bias: Tensor,
     positive: Tensor,
+    own: Tensor,
     hidden: list[Tensor],
     tensors: list[Tensor],
     options: list[float],
@@ -333,9 +225,9 @@ def _rows_backward_op(
     wanted: list[bool],
 ) -> list[Tensor]:
     """Derivatives of the weighted sum of the rows. It has no derivative of its own."""
-    pairs = Pairs(query, key, scale, bias, positive)
+    pairs = Pairs(query, key, scale, bias, positive, own)
     _, found = _sweep(pairs, weight, _Task(hidden, tensors, options, head, block), True, wanted)
-    return [d.to(t.dtype) for d, t in zip(found, pairs, strict=True)]
+    return [d.to(t.dtype) for d, t in zip(found, pairs[:5], strict=True)]
 
 
 @_rows_backward_op.register_fake
@@ -346,6 +238,7 @@ def _(
     scale: Tensor,
     bias: Tensor,
     positive: Tensor,
+    own: Tensor,
     hidden: list[Tensor],
     tensors: list[Tensor],
     options: list[float],
@@ -364,18 +257,13 @@ def _save_rows(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward_rows(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-    pairs, rest = list(ctx.saved_tensors[:5]), list(ctx.saved_tensors[5:])
+    pairs, rest = list(ctx.saved_tensors[:6]), list(ctx.saved_tensors[6:])
     hidden, further = rest[: ctx.counts[0]], rest[ctx.counts[0] :]
     own = _rows_backward_op(gradient, *pairs, hidden, further, ctx.options, ctx.head, ctx.block, ctx.wanted)
     return (*own, *ctx.rest)
 
 
 _rows_op.register_autograd(_backward_rows, setup_context=_save_rows)
-
-
-def wanted_of(pairs: Pairs) -> list[bool]:
-    """Whether derivatives by scale and bias are wanted: each takes a pass of its own."""
-    return [pairs.scale.requires_grad, pairs.bias.requires_grad]
 
 
 def _name(head: type[Head]) -> str:
@@ -408,7 +296,7 @@ def strip_sum(
         options: Numbers for the head.
         block: Rows of a strip, and columns of a block for elementwise heads.
     """
-    needed = torch.is_grad_enabled() and any(t.requires_grad for t in pairs)
+    needed = torch.is_grad_enabled() and any(t.requires_grad for t in pairs[:5])
     rest = (hidden.tensors(), list(tensors), list(options), _name(head), list(block))
     outputs = _sum_op(*pairs, weight.detach(), *rest, needed, wanted_of(pairs))
     total: Tensor = outputs[0]

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from trainkit._core.pairs.strip import LOG2E, Gradients, Pairs, no_gradients, wanted_of
-from trainkit._core.pairs.view import CACHED, Hidden, View, block_ranges, cached_ranges, resolve
+from trainkit._core.pairs.base import LOG2E, Gradients, Pairs, no_gradients, wanted_of
+from trainkit._core.pairs.view import CACHED, Hidden, View, block_ranges, cached_ranges, like_block, resolve
 
 __all__ = ["Program", "Softmax", "tile_statistics"]
 
@@ -153,11 +153,6 @@ class Softmax(Program):
         view.scores.add_(extra)
 
 
-def _like(spare: Tensor, scores: Tensor) -> Tensor:
-    """The part of a flat buffer that has the shape of ``scores``."""
-    return spare[: scores.numel()].view(scores.shape)
-
-
 def _run_forward(
     pairs: Pairs, hidden: Hidden, tensors: list[Tensor], options: list[float], name: str, block: list[int]
 ) -> list[Tensor]:
@@ -173,9 +168,10 @@ def _run_forward(
             scores = pairs.block(rows, columns, LOG2E if program.log2 else 1.0, buffer)
             for part in cached_ranges(scores):
                 at = slice(rows.start + part.start, rows.start + part.stop)
-                view = View(scores[part], at, columns, hidden, tensors, options, _like(spare, scores[part]))
+                view = View(scores[part], at, columns, hidden, tensors, options, like_block(spare, scores[part]))
                 program.forward(view, state)
-    return program.finish(state)
+    positives = [pairs.positives(rows) for rows in block_ranges(n, height)] if pairs.own.numel() else []
+    return [*program.finish(state), torch.cat([pairs.query.new_empty(0, dtype=pairs.wide), *positives])]
 
 
 @torch.library.custom_op("trainkit::pair_tile", mutates_args=())
@@ -184,6 +180,7 @@ def _tile_op(
     key: Tensor,
     scale: Tensor,
     bias: Tensor,
+    own: Tensor,
     hidden: list[Tensor],
     tensors: list[Tensor],
     options: list[float],
@@ -192,7 +189,7 @@ def _tile_op(
     wanted: list[bool],
 ) -> list[Tensor]:
     """Statistics of the score matrix."""
-    pairs = Pairs(query, key, scale, bias, query.new_empty(0))
+    pairs = Pairs(query, key, scale, bias, query.new_empty(0), own)
     return _run_forward(pairs, Hidden(*hidden), tensors, options, program, block)
 
 
@@ -202,6 +199,7 @@ def _(
     key: Tensor,
     scale: Tensor,
     bias: Tensor,
+    own: Tensor,
     hidden: list[Tensor],
     tensors: list[Tensor],
     options: list[float],
@@ -211,7 +209,8 @@ def _(
 ) -> list[Tensor]:
     wide = torch.promote_types(query.dtype, torch.float32)
     found: type[Program] = resolve(program)
-    return [query.new_empty(size, dtype=wide) for size in found.shapes(query.shape[0], key.shape[0])]
+    sizes = [*found.shapes(query.shape[0], key.shape[0]), own.shape[0]]
+    return [query.new_empty(size, dtype=wide) for size in sizes]
 
 
 @torch.library.custom_op("trainkit::pair_tile_backward", mutates_args=())
@@ -220,6 +219,7 @@ def _tile_backward_op(
     key: Tensor,
     scale: Tensor,
     bias: Tensor,
+    own: Tensor,
     statistics: list[Tensor],
     gradients: list[Tensor],
     hidden: list[Tensor],
@@ -230,7 +230,7 @@ def _tile_backward_op(
     wanted: list[bool],
 ) -> list[Tensor]:
     """Derivatives by query, key, scale and bias. It has no derivative of its own."""
-    pairs = Pairs(query, key, scale, bias, query.new_empty(0))
+    pairs = Pairs(query, key, scale, bias, query.new_empty(0), own)
     found = Gradients(pairs, wanted)
     function: type[Program] = resolve(program)
     n, m = query.shape[0], key.shape[0]
@@ -243,9 +243,11 @@ def _tile_backward_op(
             scores = pairs.block(rows, columns, LOG2E if function.log2 else 1.0, buffer)
             for part in cached_ranges(scores):
                 at = slice(rows.start + part.start, rows.start + part.stop)
-                view = View(scores[part], at, columns, mask, tensors, options, _like(spare, scores[part]))
+                view = View(scores[part], at, columns, mask, tensors, options, like_block(spare, scores[part]))
                 function.backward(view, statistics, gradients)
             found.add(rows, columns, scores, None)
+        if own.numel():
+            found.add_positives(rows, gradients[-1][rows])
     return [d.to(t.dtype) for d, t in zip(found.finish()[:4], (query, key, scale, bias), strict=True)]
 
 
@@ -255,6 +257,7 @@ def _(
     key: Tensor,
     scale: Tensor,
     bias: Tensor,
+    own: Tensor,
     statistics: list[Tensor],
     gradients: list[Tensor],
     hidden: list[Tensor],
@@ -275,7 +278,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 
 def _backward(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
-    pairs, rest = ctx.saved_tensors[:4], list(ctx.saved_tensors[4:])
+    pairs, rest = ctx.saved_tensors[:5], list(ctx.saved_tensors[5:])
     outputs, hidden = ctx.counts
     # A statistic that the loss does not use has no derivative.
     gradients = [torch.zeros_like(s) if g is None else g for s, g in zip(rest, gradients, strict=False)]
@@ -298,7 +301,7 @@ def tile_statistics(
     options: Sequence[float] = (),
     block: tuple[int, int] = (256, 2**31),
 ) -> list[Tensor]:
-    """Statistics of the score matrix of ``pairs``, differentiable once by all of them but the positive scores.
+    """Statistics of the score matrix of ``pairs``, and last the scores of its own positives; differentiable once.
 
     Args:
         program: Which statistics.
@@ -310,5 +313,5 @@ def tile_statistics(
     """
     name = f"{program.__module__}:{program.__qualname__}"
     rest = (hidden.tensors(), list(tensors), list(options), name, list(block))
-    found: list[Tensor] = _tile_op(*pairs[:4], *rest, wanted_of(pairs))
+    found: list[Tensor] = _tile_op(*pairs[:4], pairs.own, *rest, wanted_of(pairs))
     return found

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from trainkit._core.checks import check_choice, check_number
+from trainkit._core.numerics import at_most
 from trainkit._core.score_pairs.ops import pair_sum_op
 from trainkit._core.score_pairs.surrogates import SURROGATES, SurrogateName
 
@@ -63,23 +64,13 @@ def pair_surrogate_sum(
     shift = float(margin) if SURROGATES[surrogate].takes_margin else 0.0
     chosen = algorithm
     if algorithm == "auto":
-        chosen = "dense" if _is_small(positive, negative) else FAST[surrogate]  # type: ignore[assignment]
+        chosen = "dense" if at_most(positive.numel() * negative.numel(), DENSE_LIMIT) else FAST[surrogate]  # type: ignore[assignment]
     if chosen == "dense":
         return w @ (SURROGATES[surrogate].value(negative - positive[:, None] + shift) @ u)
     if chosen == "closed":
         return _square_sum(positive, negative, w, u, shift)
     value: Tensor = pair_sum_op(positive, negative, w, u, surrogate, shift, chosen)[0]
     return value
-
-
-def _is_small(positive: Tensor, negative: Tensor) -> bool:
-    small = positive.numel() * negative.numel() <= DENSE_LIMIT
-    if not torch.compiler.is_compiling():
-        return small
-    # Rows that were gathered from other ranks have a number that the tracer does not know.
-    from torch.fx.experimental.symbolic_shapes import guard_or_false
-
-    return guard_or_false(small)
 
 
 def _square_sum(positive: Tensor, negative: Tensor, w: Tensor, u: Tensor, margin: float) -> Tensor:

@@ -19,8 +19,8 @@ from trainkit._core.checks import (
     values_checked,
 )
 from trainkit._core.loss import Loss
-from trainkit._core.numerics import safe_normalize, upcast
-from trainkit._core.pairs.strip import Pairs
+from trainkit._core.numerics import at_most, safe_normalize, upcast
+from trainkit._core.pairs.base import Pairs
 from trainkit._core.typing import DistributedKind, Reduction
 from trainkit.distributed import gather_rows, is_distributed, rank
 
@@ -71,7 +71,7 @@ def check_block_size(owner: str, block_size: Any) -> None:
 def blocks_for(block_size: Block, n: int, m: int) -> Blocks | None:
     """The blocks for n x m scores; None for the plain form."""
     if block_size is None:
-        return None if n * m <= PLAIN_PAIRS else Blocks(256, 512, tiled=False)
+        return None if at_most(n * m, PLAIN_PAIRS) else Blocks(256, 512, tiled=False)
     if isinstance(block_size, int):
         return Blocks(block_size, 512, tiled=False)
     return Blocks(block_size[0], block_size[1], tiled=True)
@@ -131,11 +131,24 @@ def gather_shards(*tensors: Tensor, call: str, sync: bool) -> Shards:
     return Shards(gathered, int(sizes[: rank()].sum()))
 
 
-def make_pairs(query: Tensor, key: Tensor, candidates: Tensor, scale: Tensor, bias: Tensor | None = None) -> Pairs:
-    """Pairs of all queries and candidates; row i of ``key`` belongs to row i of ``query``."""
+def make_pairs(
+    query: Tensor,
+    key: Tensor,
+    candidates: Tensor,
+    scale: Tensor,
+    *,
+    bias: Tensor | None = None,
+    own: Tensor | None = None,
+) -> Pairs:
+    """Pairs of all queries and candidates; row i of ``key`` belongs to row i of ``query``.
+
+    Given ``own``, the column of each row's positive, operators compute the positive scores themselves.
+    """
     zero = scale.new_zeros(()) if bias is None else bias
-    positive = scale * (upcast(query) * upcast(key)).sum(1) + zero
-    return Pairs(query, candidates, scale, zero, positive)
+    if own is not None:
+        return Pairs(query, candidates, scale, zero, scale.new_empty(0), own)
+    positive = scale * torch.linalg.vecdot(upcast(query), upcast(key)) + zero
+    return Pairs(query, candidates, scale, zero, positive, torch.empty(0, dtype=torch.int64, device=query.device))
 
 
 def row_weights(query: Tensor, weight: Tensor | None) -> Tensor:

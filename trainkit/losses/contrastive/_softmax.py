@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trainkit._core.numerics import softplus
+from trainkit._core.pairs.base import Pairs
 from trainkit._core.pairs.heads import SoftmaxHead, SoftmaxTargetHead
-from trainkit._core.pairs.strip import Head, Pairs, strip_rows, strip_sum
+from trainkit._core.pairs.strip import Head, strip_rows, strip_sum
 from trainkit._core.pairs.tile import Softmax, tile_statistics
 from trainkit._core.pairs.view import Hidden
 from trainkit._core.typing import Reduction
@@ -30,6 +32,7 @@ class SoftmaxTask(NamedTuple):
         ids: Ids of rows and of columns where columns of the row's id are positives too; else empty.
         smoothing: Mass that is spread over all candidates.
         blocks: Blocks of the score matrix; None for the plain form.
+        classes: Column of each row's positive where that column is all that ``hidden`` holds; else None.
     """
 
     pairs: Pairs
@@ -37,6 +40,7 @@ class SoftmaxTask(NamedTuple):
     ids: list[Tensor]
     smoothing: float
     blocks: Blocks | None
+    classes: Tensor | None = None
 
     @property
     def single(self) -> bool:
@@ -70,11 +74,14 @@ def _values(positive: Tensor, sums: Sums, task: SoftmaxTask) -> Tensor:
     return torch.logaddexp(log_mass, positive) - linear
 
 
+def _plain_scores(pairs: Pairs) -> Tensor:
+    scores = (pairs.scale.to(pairs.query.dtype) * pairs.query) @ pairs.key.T
+    return scores.to(pairs.wide)
+
+
 def _plain_sums(task: SoftmaxTask) -> tuple[Sums, Sums]:
     """Statistics of rows and columns from the score matrix itself."""
-    pairs = task.pairs
-    scores = (pairs.scale.to(pairs.query.dtype) * pairs.query) @ pairs.key.T
-    scores = scores.to(pairs.wide) + pairs.bias
+    scores = _plain_scores(task.pairs)
     hidden = task.hidden.mask(*scores.shape)
     masked = scores.masked_fill(hidden, NOTHING)
     visible = (~hidden).to(scores.dtype)
@@ -88,19 +95,21 @@ def _plain_sums(task: SoftmaxTask) -> tuple[Sums, Sums]:
     )
 
 
-def _tiled_sums(task: SoftmaxTask, blocks: tuple[int, int], columns: bool) -> tuple[Sums, Sums]:
+def _tiled_sums(task: SoftmaxTask, blocks: tuple[int, int], columns: bool) -> tuple[Tensor, Sums, Sums]:
+    """Positive scores, and statistics of rows and columns."""
     options = (float(columns), float(not task.single))
     found = tile_statistics(Softmax, task.pairs, task.hidden, tensors=task.ids, options=options, block=blocks)
-    row, column, row_same, row_all, column_same, column_all, *counts = found
+    row, column, row_same, row_all, column_same, column_all, *counts, own = found
     return (
+        own if task.pairs.own.numel() else task.pairs.positive,
         Sums(row, row_same, row_all, counts[0], counts[1]),
         Sums(column, column_same, column_all, counts[2], counts[3]),
     )
 
 
-def _all_sums(task: SoftmaxTask) -> tuple[Sums, Sums]:
+def _all_sums(task: SoftmaxTask) -> tuple[Tensor, Sums, Sums]:
     if task.blocks is None:
-        return _plain_sums(task)
+        return (task.pairs.positive, *_plain_sums(task))
     width = task.blocks.columns if task.blocks.tiled else task.pairs.key.shape[0]
     return _tiled_sums(task, (task.blocks.rows, width), columns=True)
 
@@ -120,10 +129,12 @@ def softmax_rows(task: SoftmaxTask) -> Tensor:
     """Value of each row, (n,)."""
     blocks = task.blocks
     if blocks is None:
+        if task.classes is not None:
+            return F.cross_entropy(_plain_scores(task.pairs), task.classes, reduction="none")
         return _values(task.pairs.positive, _plain_sums(task)[0], task)
     if blocks.tiled:
-        sums, _ = _tiled_sums(task, (blocks.rows, blocks.columns), columns=False)
-        return _values(task.pairs.positive, sums, task)
+        positive, sums, _ = _tiled_sums(task, (blocks.rows, blocks.columns), columns=False)
+        return _values(positive, sums, task)
     head, options = _head(task)
     return strip_rows(head, task.pairs, task.hidden, tensors=task.ids, options=options, block=blocks[:2])
 
@@ -153,11 +164,13 @@ def softmax_loss(
         call: Name of the caller, for the agreement between ranks.
         sync: Whether other ranks' rows count.
     """
-    positive = task.pairs.positive
-    if symmetric:
-        rows, columns = _all_sums(task)
-        columns = _merged(columns, call, sync)
-        own = Sums(*[t[start : start + len(positive)] for t in columns])
+    if symmetric and task.blocks is None and task.classes is not None and not (sync and is_distributed()):
+        scores = _plain_scores(task.pairs)
+        sides = [F.cross_entropy(side, task.classes, reduction="none") for side in (scores, scores.T)]
+        values = (sides[0] + sides[1]) / 2
+    elif symmetric:
+        positive, rows, columns = _all_sums(task)
+        own = Sums(*[t[start : start + len(positive)] for t in _merged(columns, call, sync)])
         values = (_values(positive, rows, task) + _values(positive, own, task)) / 2
     elif reduction != "none" and task.in_strips:
         return share_of_ranks(softmax_total(task, weights), weights.sum(), reduction, call=call, sync=sync)

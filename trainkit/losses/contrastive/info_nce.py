@@ -107,12 +107,16 @@ def _info_nce(
             None if as_positives or ids is None else column_ids,
             _excluded(exclude, ids, column_ids) if as_positives else exclude,
         )
+        blocks = blocks_for(block_size, len(q), len(columns))
+        inside = own.squeeze(1) if blocks is not None and candidates != "explicit" else None
+        plain = ids is None and exclude is None and candidates != "explicit" and not label_smoothing
         task = SoftmaxTask(
-            make_pairs(q, k, columns, scale_of(temperature, q)),
+            make_pairs(q, k, columns, scale_of(temperature, q), own=inside),
             hidden,
             [ids, column_ids] if as_positives and ids is not None and column_ids is not None else [],
             label_smoothing,
-            blocks_for(block_size, len(q), len(columns)),
+            blocks,
+            own.squeeze(1) if plain else None,
         )
         weights = row_weights(q, weight)
         return softmax_loss(task, weights, reduction, symmetric=symmetric, start=start, call=owner, sync=sync)

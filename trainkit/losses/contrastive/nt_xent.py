@@ -48,8 +48,10 @@ def _nt_xent(
         anchors, columns = views.flatten(0, 1), gathered.flatten(0, 1)
         itself = torch.arange(len(anchors), device=anchors.device) + 2 * start
         hidden = Hidden.of(torch.stack([itself, itself ^ 1], 1))
-        pairs = make_pairs(anchors, views.flip(1).flatten(0, 1), columns, scale_of(temperature, anchors))
         blocks = blocks_for(block_size, len(anchors), len(columns))
+        partners = views.flip(1).flatten(0, 1)
+        inside = None if blocks is None else itself ^ 1
+        pairs = make_pairs(anchors, partners, columns, scale_of(temperature, anchors), own=inside)
         task = SoftmaxTask(pairs, hidden, [], 0.0, blocks)
         weights = row_weights(query, weight)
         if reduction != "none" and task.in_strips:

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from trainkit._core.checks import check_choice, check_number
 from trainkit._core.numerics import softplus
-from trainkit._core.pairs.strip import Head, Pairs, Rows, strip_rows, strip_sum
+from trainkit._core.pairs.base import Pairs
+from trainkit._core.pairs.strip import Head, Rows, strip_rows, strip_sum
 from trainkit._core.pairs.view import Hidden, View
 from trainkit._core.reduction import check_reduction
 from trainkit._core.typing import Reduction
@@ -28,14 +29,13 @@ from trainkit.losses.contrastive._common import (
 __all__ = ["SigLIPLoss", "sig_lip_loss"]
 
 
-class SigmoidHead(Head):
+class _SigmoidHead(Head):
     r"""Binary cross-entropy of every pair of a row.
 
     .. math:: h = w_+ \mathrm{softplus}(-p) + \sum_{j \notin P} \mathrm{softplus}(s_j)
         + w_+ \sum_{j \in P} \mathrm{softplus}(-s_j)
 
-    with P the visible columns of the row's id. ``tensors``: ids of rows and of columns, or none; ``options``: w_+, and
-    the number of blocks of columns, over which the term of the positive is spread.
+    with P the visible columns of the row's id. ``tensors``: ids of rows and of columns, or none; ``options``: w_+.
     """
 
     elementwise = True
@@ -54,20 +54,23 @@ class SigmoidHead(Head):
             values = torch.where(same, pos_weight * (values - scores), values)
             slope = torch.where(same, pos_weight * (slope - 1), slope)
         scores.copy_(slope)
-        return Rows(values.sum(1), torch.zeros_like(positive))
+        # The positive is counted with the first block of columns.
+        first = pos_weight * (view.columns.start == 0)
+        return Rows(values.sum(1) + first * softplus(-positive), -first * torch.sigmoid(-positive))
 
 
 def _rows(pairs: Pairs, hidden: Hidden, ids: list[Tensor], pos_weight: float, blocks: Blocks | None) -> Tensor:
-    """Value of each row without the term of its own positive, (n,)."""
+    """Value of each row, (n,)."""
     if blocks is not None:
-        return strip_rows(SigmoidHead, pairs, hidden, tensors=ids, options=(pos_weight,), block=blocks[:2])
+        return strip_rows(_SigmoidHead, pairs, hidden, tensors=ids, options=(pos_weight,), block=blocks[:2])
     scores = (pairs.scale.to(pairs.query.dtype) * pairs.query) @ pairs.key.T
     scores = scores.to(pairs.wide) + pairs.bias
     values = softplus(scores)
     if ids:
         same = ids[0].unsqueeze(1) == ids[1]
         values = torch.where(same, pos_weight * softplus(-scores), values)
-    return values.masked_fill(hidden.mask(*scores.shape), 0.0).sum(1)
+    others = values.masked_fill(hidden.mask(*scores.shape), 0.0).sum(1)
+    return pos_weight * softplus(-pairs.positive) + others
 
 
 def _sig_lip(
@@ -93,18 +96,17 @@ def _sig_lip(
         (keys, *rest), start = gather_shards(*([k] if ids is None else [k, ids]), call=owner, sync=sync)
         scale = scale_of(temperature, q)
         shift = bias.to(scale.dtype) if isinstance(bias, Tensor) else torch.full_like(scale, bias)
-        pairs = make_pairs(q, k, keys, scale, shift)
-        hidden = Hidden.of(torch.arange(len(q), device=q.device).add(start).unsqueeze(1))
+        own = torch.arange(len(q), device=q.device).add(start)
+        hidden = Hidden.of(own.unsqueeze(1))
         same = [] if ids is None else [ids, rest[0]]
         blocks = blocks_for(block_size, len(q), len(keys))
+        pairs = make_pairs(q, k, keys, scale, bias=shift, own=None if blocks is None else own)
         weights = row_weights(q, weight)
-        own = pos_weight * softplus(-pairs.positive)
         if blocks is not None and reduction != "none":
             options = (pos_weight,)
-            total = strip_sum(SigmoidHead, pairs, weights, hidden, tensors=same, options=options, block=blocks[:2])
-            total = total + (own * weights).sum()
+            total = strip_sum(_SigmoidHead, pairs, weights, hidden, tensors=same, options=options, block=blocks[:2])
             return share_of_ranks(total, weights.sum(), reduction, call=owner, sync=sync)
-        values = own + _rows(pairs, hidden, same, pos_weight, blocks)
+        values = _rows(pairs, hidden, same, pos_weight, blocks)
         return reduce_over_ranks(values * weights, weights, reduction, call=owner, sync=sync)
 
 

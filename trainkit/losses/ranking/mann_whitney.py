@@ -7,9 +7,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from trainkit._core.checks import check_choice, check_number
+from trainkit._core.pairs.base import Pairs
 from trainkit._core.pairs.global_pairs import global_pair_sum
 from trainkit._core.pairs.heads import SurrogateHead
-from trainkit._core.pairs.strip import Pairs, strip_rows, strip_sum
+from trainkit._core.pairs.strip import strip_rows, strip_sum
 from trainkit._core.pairs.view import Hidden, block_ranges
 from trainkit._core.reduction import check_reduction, safe_divide
 from trainkit._core.score_pairs import pair_surrogate_sum
@@ -64,7 +65,7 @@ def _global_sum(
 ) -> Tensor:
     """Sum over all positives, (P,) in ``pairs``, and the negatives of the rows at hand."""
     if blocks is not None:
-        size = (blocks.rows, blocks.columns if blocks.tiled else 1024)
+        size = (blocks.rows, blocks.columns)
         return global_pair_sum(pairs, weight, hidden, kind=KINDS.index(name), margin=margin, block=size)
     scores = _scores(pairs, slice(None))
     visible = ~hidden.mask(*scores.shape)
@@ -120,10 +121,11 @@ def _mann_whitney(
     with torch.autocast(device_type=query.device.type, enabled=False):
         q, k = embed(query, normalize, matmul), embed(key, normalize, matmul)
         (keys, *rest), start = gather_shards(*([k] if ids is None else [k, ids]), call=owner, sync=sync)
-        pairs = make_pairs(q, k, keys, scale_of(temperature, q))
-        own = torch.arange(len(q), device=q.device).add(start).unsqueeze(1)
-        hidden = Hidden.of(own, ids, rest[0] if rest else None)
+        own = torch.arange(len(q), device=q.device).add(start)
+        hidden = Hidden.of(own.unsqueeze(1), ids, rest[0] if rest else None)
         blocks = blocks_for(block_size, len(q), len(keys))
+        inside = own if blocks is not None and pairing == "per_query" else None
+        pairs = make_pairs(q, k, keys, scale_of(temperature, q), own=inside)
         weights = row_weights(q, weight)
         counts = hidden.visible_counts(len(keys)).to(weights.dtype)
         if pairing == "per_query":
