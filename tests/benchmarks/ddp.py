@@ -34,7 +34,7 @@ def flat_gradient(module: nn.Module) -> Tensor:
 
 
 def ours(n: int) -> Callable[[], float]:
-    return contrastive.ours("ClipLoss", {}, n, seed=dist.get_rank())
+    return contrastive.ours("ClipLoss", {"normalize": False}, n, seed=dist.get_rank())
 
 
 def theirs(n: int) -> Callable[[], float]:

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from trainkit._core.checks import (
     check_flag,
@@ -16,7 +15,7 @@ from trainkit._core.checks import (
     values_checked,
 )
 from trainkit._core.metric import sum_dtype
-from trainkit._core.numerics import fp32_region
+from trainkit._core.numerics import fp32_region, safe_normalize
 from trainkit.metrics._rows import RowMetric
 
 __all__ = ["BLOCK", "FirstHit", "PairMetric", "blocks", "check_embeddings", "check_ids", "expected_gain", "first_hits"]
@@ -61,14 +60,14 @@ def blocks(
     """
     dtype = sum_dtype(key.device)
     keys = key.to(dtype)
-    keys = F.normalize(keys, dim=1, eps=1e-12) if normalize else keys
+    keys = safe_normalize(keys) if normalize else keys
     # Equal keys get sums in another order at the edge of a block, so that equal scores need not be equal bits.
     unit = (key.shape[1] + 8) * torch.finfo(dtype).eps * keys.norm(dim=1).amax() if len(key) else 0.0
     rows = max(1, BLOCK // max(1, len(key)))
     for start in range(0, len(query), rows):
         part = slice(start, start + rows)
         queries = query[part].to(dtype)
-        queries = F.normalize(queries, dim=1, eps=1e-12) if normalize else queries
+        queries = safe_normalize(queries) if normalize else queries
         yield queries @ keys.T, relevant(part), unit * queries.norm(dim=1, keepdim=True)
 
 

@@ -353,6 +353,7 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output[1:])
     ctx.dtypes = [t.dtype for t in inputs[:5]]
     ctx.rest = no_gradients(inputs[5:])

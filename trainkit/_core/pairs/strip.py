@@ -157,6 +157,8 @@ def _(
 
 
 def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    # The derivatives are outputs too, and zeros for theirs would take as much memory again.
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output[1:])
     ctx.dtypes = [t.dtype for t in inputs[:5]]
     ctx.rest = no_gradients(inputs[5:])

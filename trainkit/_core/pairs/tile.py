@@ -271,6 +271,7 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.set_materialize_grads(False)
     *pairs, hidden, tensors, ctx.options, ctx.program, ctx.block, ctx.wanted = inputs
     ctx.counts = (len(output), len(hidden))
     ctx.rest = no_gradients(inputs[4:])

@@ -9,6 +9,7 @@ from trainkit._core.checks import check_choice, check_flag, check_floating, chec
 from trainkit._core.pairs.view import Hidden
 from trainkit._core.reduction import check_reduction
 from trainkit._core.typing import Reduction
+from trainkit.distributed import is_distributed
 from trainkit.losses.contrastive._common import (
     Block,
     Matmul,
@@ -108,8 +109,11 @@ def _info_nce(
             _excluded(exclude, ids, column_ids) if as_positives else exclude,
         )
         blocks = blocks_for(block_size, len(q), len(columns))
-        inside = own.squeeze(1) if blocks is not None and candidates != "explicit" else None
         plain = ids is None and exclude is None and candidates != "explicit" and not label_smoothing
+        # Scores of positives apart from the matrix, where neither an operator nor cross-entropy makes them.
+        merged = symmetric and sync and is_distributed()
+        made = blocks is not None or (plain and not merged)
+        inside = own.squeeze(1) if made and candidates != "explicit" else None
         task = SoftmaxTask(
             make_pairs(q, k, columns, scale_of(temperature, q), own=inside),
             hidden,
