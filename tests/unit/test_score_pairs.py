@@ -348,3 +348,37 @@ def test_bpr_keeps_its_gradient_at_a_large_lead():
     scores = torch.tensor([60.0]).requires_grad_()
     BPRLoss()(scores, torch.zeros(1)).backward()
     assert scores.grad.item() == pytest.approx(-math.exp(-60), rel=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "closed", "dense", "brute"])
+@pytest.mark.parametrize("lead", [0.0, 30.0, -30.0])
+def test_the_exponential_is_a_product_of_two_sums(algorithm, lead):
+    g = torch.Generator().manual_seed(0)
+    p = (torch.randn(6, generator=g, dtype=torch.float64) + lead).requires_grad_()
+    n = torch.randn(9, generator=g, dtype=torch.float64).requires_grad_()
+    w, u = torch.arange(6.0, dtype=torch.float64), torch.arange(9.0, dtype=torch.float64)
+    arguments = {"surrogate": "exponential", "positive_weight": w, "negative_weight": u}
+    value = pair_surrogate_sum(p, n, algorithm=algorithm, **arguments)
+    expected = (w * (-p).exp()).sum() * (u * n.exp()).sum()
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
+    for a, b in zip(torch.autograd.grad(value, [p, n]), torch.autograd.grad(expected, [p, n]), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
+
+
+def test_the_exponential_without_a_pair_is_a_zero_with_a_graph():
+    for sizes in ((0, 3), (3, 0), (0, 0)):
+        p, n = (torch.zeros(size, requires_grad=True) for size in sizes)
+        value = pair_surrogate_sum(p, n, surrogate="exponential")
+        value.backward()
+        assert value.item() == 0.0
+        assert not p.grad.any()
+        assert not n.grad.any()
+
+
+def test_the_exponential_is_finite_where_its_value_is():
+    p = torch.tensor([1e4, 1e4 + 1], requires_grad=True)
+    n = torch.tensor([1e4 - 2, 1e4], requires_grad=True)
+    value = pair_surrogate_sum(p, n, surrogate="exponential")
+    value.backward()
+    assert value.item() == pytest.approx((1 + math.exp(-1)) * (1 + math.exp(-2)), rel=1e-3)
+    assert p.grad.isfinite().all()

@@ -10,7 +10,7 @@ from trainkit._core.numerics import softplus
 
 __all__ = ["SURROGATES", "Sums", "Surrogate", "SurrogateName", "tiled"]
 
-SurrogateName: TypeAlias = Literal["logistic", "hinge", "squared_hinge", "square"]
+SurrogateName: TypeAlias = Literal["logistic", "hinge", "squared_hinge", "square", "exponential"]
 
 Sums: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """The weighted sum over all pairs and its gradients for the positives and for the negatives."""
@@ -32,6 +32,7 @@ SURROGATES: Mapping[str, Surrogate] = {
     "hinge": Surrogate(torch.relu, lambda x: (x > 0).to(x.dtype), True),
     "squared_hinge": Surrogate(lambda x: torch.relu(x).square(), lambda x: 2 * torch.relu(x), True),
     "square": Surrogate(torch.square, lambda x: 2 * x, True),
+    "exponential": Surrogate(torch.exp, torch.exp, False),
 }
 
 

@@ -126,11 +126,12 @@ class PairwiseAUCLoss(Loss):
         w_i w_j\, \phi\Bigl(\frac{s_j - s_i}{\tau}\Bigr)
 
     where :math:`\phi(x)` is :math:`\log(1 + e^x)` for ``"logistic"``, :math:`\max(0, m + x)` for ``"hinge"``, its
-    square for ``"squared_hinge"`` and :math:`(m + x)^2` for ``"square"``. With the logistic surrogate
-    :math:`L / \log 2 \ge 1 - \mathrm{AUC}`.
+    square for ``"squared_hinge"``, :math:`(m + x)^2` for ``"square"`` and :math:`e^x` for ``"exponential"``.
+    With the logistic surrogate :math:`L / \log 2 \ge 1 - \mathrm{AUC}`.
 
     Args:
-        surrogate: ``"logistic"``, ``"hinge"``, ``"squared_hinge"`` or ``"square"``.
+        surrogate: ``"logistic"``, ``"hinge"``, ``"squared_hinge"``, ``"square"``, or ``"exponential"``, which
+            overflows where a negative leads by 88 temperatures.
         margin: m, the lead that a positive should have, in units of the temperature; >= 0. The logistic surrogate has
             none and leaves it aside.
         temperature: :math:`\tau`, what scores are divided by; > 0.
