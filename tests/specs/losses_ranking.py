@@ -65,7 +65,7 @@ SPECS = (
             Invariance("reversing scores and classes", flipped),
         ),
         errors=(
-            BadCall(ValueError, "surrogate must be one of 'logistic', 'hinge'", {"surrogate": "exponential"}),
+            BadCall(ValueError, "surrogate must be one of 'logistic', 'hinge'", {"surrogate": "cubic"}),
             BadCall(ValueError, "margin must be >= 0, got -1.0", {"margin": -1.0}),
             BadCall(ValueError, "temperature must be > 0, got 0.0", {"temperature": 0.0}),
             BadCall(
