@@ -280,7 +280,7 @@ def strip_sum(
     *,
     tensors: Sequence[Tensor] = (),
     options: Sequence[float] = (),
-    block: tuple[int, int] = (256, 512),
+    block: tuple[int, int] = (256, 1024),
 ) -> Tensor:
     r"""Sum over rows of ``weight`` times the head's value of the row, without the score matrix.
 
@@ -312,7 +312,7 @@ def strip_rows(
     *,
     tensors: Sequence[Tensor] = (),
     options: Sequence[float] = (),
-    block: tuple[int, int] = (256, 512),
+    block: tuple[int, int] = (256, 1024),
 ) -> Tensor:
     """The head's value of each row, (n,), without the score matrix: one more matrix product than :func:`strip_sum`."""
     rest = (hidden.tensors(), list(tensors), list(options), _name(head), list(block))

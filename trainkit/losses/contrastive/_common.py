@@ -71,9 +71,9 @@ def check_block_size(owner: str, block_size: Any) -> None:
 def blocks_for(block_size: Block, n: int, m: int) -> Blocks | None:
     """The blocks for n x m scores; None for the plain form."""
     if block_size is None:
-        return None if at_most(n * m, PLAIN_PAIRS) else Blocks(256, 512, tiled=False)
+        return None if at_most(n * m, PLAIN_PAIRS) else Blocks(256, 1024, tiled=False)
     if isinstance(block_size, int):
-        return Blocks(block_size, 512, tiled=False)
+        return Blocks(block_size, 1024, tiled=False)
     return Blocks(block_size[0], block_size[1], tiled=True)
 
 

@@ -146,7 +146,7 @@ def _head(task: SoftmaxTask) -> tuple[type[Head], Sequence[float]]:
 def softmax_total(task: SoftmaxTask, weights: Tensor) -> Tensor:
     """Weighted sum of the rows in strips, which form the gradients at once."""
     head, options = _head(task)
-    rows, columns, _ = task.blocks or Blocks(256, 512, tiled=False)
+    rows, columns, _ = task.blocks or Blocks(256, 1024, tiled=False)
     return strip_sum(head, task.pairs, weights, task.hidden, tensors=task.ids, options=options, block=(rows, columns))
 
 

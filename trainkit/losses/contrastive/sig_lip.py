@@ -175,7 +175,7 @@ class SigLIPLoss(PairLoss):
             parameter ``logit_bias``.
         pos_weight: Factor of the positive pairs, w_+.
         normalize: Scale every embedding to length one.
-        block_size: How the score matrix is cut: None, whole up to 2^20 pairs and in blocks of 256 x 512 beyond; a
+        block_size: How the score matrix is cut: None, whole up to 2^20 pairs and in blocks of 256 x 1024 beyond; a
             number of rows; or rows and columns.
         matmul: ``"fp32"``, or ``"input"`` to multiply in the dtype of the embeddings.
         reduction: ``"mean"`` over the rows by their weight (all pairs of a row are added), ``"sum"`` or ``"none"``.

@@ -65,7 +65,7 @@ def _global_sum(
 ) -> Tensor:
     """Sum over all positives, (P,) in ``pairs``, and the negatives of the rows at hand."""
     if blocks is not None:
-        size = (blocks.rows, blocks.columns)
+        size = (blocks.rows, blocks.columns if blocks.tiled else 512)
         return global_pair_sum(pairs, weight, hidden, kind=KINDS.index(name), margin=margin, block=size)
     scores = _scores(pairs, slice(None))
     visible = ~hidden.mask(*scores.shape)
