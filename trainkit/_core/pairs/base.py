@@ -103,7 +103,7 @@ class Gradients:
         """Derivatives by query, key, scale, bias and positive."""
         scale = torch.zeros_like(self.bias)
         if self.of_scale:
-            scale = torch.einsum("nd,nd->n", self.query, self.pairs.query.to(self.query.dtype)).double().sum()
+            scale = torch.linalg.vecdot(self.query, self.pairs.query.to(self.query.dtype)).double().sum()
         size = float(self.pairs.scale)
         return [
             self.query.mul_(size),
