@@ -126,7 +126,7 @@ class NTXentLoss(PairLoss):
         >>> import torch
         >>> from trainkit.losses import NTXentLoss
         >>> NTXentLoss()(torch.eye(3), torch.eye(3))
-        tensor(0.4326)
+        tensor(0.4327)
 
     Note:
         Equal embeddings give log(2N - 1); one row alone gives 0. Blocks form the gradients in the forward and need 3
