@@ -56,7 +56,7 @@ def gradient_error(n: int) -> Callable[[], float]:
         shared.module.load_state_dict(whole.state_dict())
         peers.open_clip(*whole(x, y)).backward()
         own = slice(rank * n, (rank + 1) * n)
-        ClipLoss(temperature=1 / peers.SCALE)(*shared(x[own], y[own])).backward()
+        ClipLoss(temperature=1 / peers.SCALE, learnable=False)(*shared(x[own], y[own])).backward()
         right = flat_gradient(whole)
         return float((flat_gradient(shared) - right).norm() / right.norm())
 

@@ -303,7 +303,7 @@ SPECS = (
             {},
             *({"block_size": block, "learnable": False, "bias": -1.0} for block in BLOCKS),
             {"pos_weight": 2.0, "block_size": (3, 3), "bias": 0.5},
-            {"pos_weight": 4.0, "bias": -3.0, "reduction": "sum", "learnable": False},
+            {"pos_weight": 2.0, "bias": -6.0, "reduction": "sum"},
             {"reduction": "none", "block_size": 3, "bias": -2.0},
         ),
         kinds={4: "duplicates", 5: "duplicates", 6: "duplicates"},

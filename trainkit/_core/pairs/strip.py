@@ -164,9 +164,12 @@ def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     ctx.rest = no_gradients(inputs[5:])
 
 
-def _backward_sum(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
-    like = [gradients[0].new_empty(0, dtype=dtype) for dtype in ctx.dtypes]
-    return (*scaled_op(gradients[0], list(ctx.saved_tensors), like), *ctx.rest)
+def _backward_sum(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
+    total = gradients[0]
+    if total is None:
+        return (*[None] * len(ctx.dtypes), *ctx.rest)
+    like = [total.new_empty(0, dtype=dtype) for dtype in ctx.dtypes]
+    return (*scaled_op(total, list(ctx.saved_tensors), like), *ctx.rest)
 
 
 _sum_op.register_autograd(_backward_sum, setup_context=_save_sum)
