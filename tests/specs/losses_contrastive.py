@@ -226,7 +226,7 @@ SPECS = (
             {"same_id": "exclude", "block_size": 2, "learnable": True},
             {"candidates": "explicit", "temperature": 0.3},
             {"candidates": "explicit", "temperature": 0.3, "block_size": 3},
-            {"candidates": "both", "temperature": 0.3, "block_size": (3, 3), "reduction": "sum"},
+            {"candidates": "both", "temperature": 0.3, "block_size": (5, 4), "reduction": "sum"},
             {"reduction": "none", "block_size": 3, "temperature": 0.2},
         ),
         kinds={
