@@ -11,7 +11,18 @@ from trainkit._core.pairs.global_pairs import Direct, Logistic, global_pair_sum
 from trainkit._core.pairs.view import Hidden
 from trainkit._core.score_pairs import pair_surrogate_sum
 from trainkit.distributed import MemoryQueue
-from trainkit.losses import ClipLoss, InfoNCELoss, MannWhitneyLoss, NTXentLoss, SigLIPLoss, info_nce_loss
+from trainkit.losses import (
+    ClipLoss,
+    InfoNCELoss,
+    MannWhitneyLoss,
+    NTXentLoss,
+    SigLIPLoss,
+    clip_loss,
+    info_nce_loss,
+    mann_whitney_loss,
+    nt_xent_loss,
+    sig_lip_loss,
+)
 from trainkit.metrics import pair_auroc
 
 LARGE = 1100
@@ -91,6 +102,7 @@ def test_a_product_in_bf16_is_good_to_two_digits(make):
     for block in (None, 64, (64, 100)):
         value, gradients = run(make(matmul="input", block_size=block), query, key)
         assert value.dtype == torch.float32
+        # bf16 rounds a score and both of its factors by 2^-9 each, together 0.6 % of a score.
         torch.testing.assert_close(value.double(), exact[0], rtol=1e-2, atol=0)
         for gradient, expected in zip(gradients, exact[1], strict=True):
             assert gradient.dtype == torch.bfloat16
@@ -320,3 +332,10 @@ def test_losses_compile_on_ranks(name, block, pool):
     args = [(name, block, q, k) for q, k in zip(query.split([3, 5]), key.split([3, 5]), strict=True)]
     for differences in pool.run(compiled_and_eager, args):
         assert max(differences) < 1e-10
+
+
+@pytest.mark.parametrize("function", [info_nce_loss, clip_loss, nt_xent_loss, sig_lip_loss, mann_whitney_loss])
+@pytest.mark.parametrize(("name", "value"), [("normalize", "no"), ("temperature", 0.0), ("matmul", "bf16")])
+def test_functions_check_the_options_that_all_share(function, name, value):
+    with pytest.raises((TypeError, ValueError), match=name):
+        function(torch.eye(3), torch.eye(3), **{name: value})

@@ -44,6 +44,11 @@ class Pairs(NamedTuple):
         """Dtype of sums."""
         return torch.promote_types(self.query.dtype, torch.float32)
 
+    def scores(self) -> Tensor:
+        """All scores, (n, M), with the derivatives of autograd, for the plain form."""
+        products = (self.scale.to(self.query.dtype) * self.query) @ self.key.T
+        return products.to(self.wide) + self.bias
+
     def block(self, rows: slice, columns: slice, factor: float, buffer: Tensor) -> Tensor:
         """Scores of a block times ``factor``, in a buffer of the dtype of the embeddings."""
         left = self.query[rows] * (float(self.scale) * factor)

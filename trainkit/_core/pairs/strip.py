@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainkit._core.pairs.base import LOG2E, Gradients, Pairs, no_gradients, scaled_op, wanted_of
-from trainkit._core.pairs.view import CACHED, Hidden, View, block_ranges, cached_ranges, like_block, resolve
+from trainkit._core.pairs.view import CACHED, Hidden, View, block_ranges, cached_ranges, like_block, path_of, resolve
 
 __all__ = ["Head", "Rows", "strip_rows", "strip_sum"]
 
@@ -271,10 +271,6 @@ def _backward_rows(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
 _rows_op.register_autograd(_backward_rows, setup_context=_save_rows)
 
 
-def _name(head: type[Head]) -> str:
-    return f"{head.__module__}:{head.__qualname__}"
-
-
 def strip_sum(
     head: type[Head],
     pairs: Pairs,
@@ -302,7 +298,7 @@ def strip_sum(
         block: Rows of a strip, and columns of a block for elementwise heads.
     """
     needed = torch.is_grad_enabled() and any(t.requires_grad for t in pairs[:5])
-    rest = (hidden.tensors(), list(tensors), list(options), _name(head), list(block))
+    rest = (hidden.tensors(), list(tensors), list(options), path_of(head), list(block))
     outputs = _sum_op(*pairs, weight.detach(), *rest, needed, wanted_of(pairs))
     total: Tensor = outputs[0]
     return total
@@ -318,6 +314,6 @@ def strip_rows(
     block: tuple[int, int] = (256, 1024),
 ) -> Tensor:
     """The head's value of each row, (n,), without the score matrix: one more matrix product than :func:`strip_sum`."""
-    rest = (hidden.tensors(), list(tensors), list(options), _name(head), list(block))
+    rest = (hidden.tensors(), list(tensors), list(options), path_of(head), list(block))
     rows: Tensor = _rows_op(*pairs, *rest, wanted_of(pairs))
     return rows

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainkit._core.pairs.base import LOG2E, Gradients, Pairs, no_gradients, wanted_of
-from trainkit._core.pairs.view import CACHED, Hidden, View, block_ranges, cached_ranges, like_block, resolve
+from trainkit._core.pairs.view import CACHED, Hidden, View, block_ranges, cached_ranges, like_block, path_of, resolve
 
 __all__ = ["Program", "Softmax", "tile_statistics"]
 
@@ -312,7 +312,6 @@ def tile_statistics(
         options: Numbers for the program.
         block: Rows and columns of a tile.
     """
-    name = f"{program.__module__}:{program.__qualname__}"
-    rest = (hidden.tensors(), list(tensors), list(options), name, list(block))
+    rest = (hidden.tensors(), list(tensors), list(options), path_of(program), list(block))
     found: list[Tensor] = _tile_op(*pairs[:4], pairs.own, *rest, wanted_of(pairs))
     return found

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["CACHED", "Hidden", "View", "block_ranges", "cached_ranges", "like_block", "resolve"]
+__all__ = ["CACHED", "Hidden", "View", "block_ranges", "cached_ranges", "like_block", "path_of", "resolve"]
 
 CACHED = 2**20
 """Scores that stay in the cache: 4 MB of fp32."""
@@ -134,7 +134,12 @@ def like_block(spare: Tensor, scores: Tensor) -> Tensor:
     return spare[: scores.numel()].view(scores.shape)
 
 
+def path_of(kind: type) -> str:
+    """The ``module:name`` by which an operator finds a head or a program; operators take no Python objects."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
 def resolve(name: str) -> Any:
-    """The object that ``module:name`` stands for; operators take no Python objects."""
+    """The object that ``module:name`` stands for."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)

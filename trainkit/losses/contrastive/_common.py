@@ -31,7 +31,7 @@ __all__ = [
     "PairLoss",
     "Shards",
     "blocks_for",
-    "check_block_size",
+    "check_options",
     "check_pairs",
     "embed",
     "gather_shards",
@@ -61,8 +61,11 @@ class Blocks(NamedTuple):
     tiled: bool
 
 
-def check_block_size(owner: str, block_size: Any) -> None:
-    """Require None, a number of rows, or numbers of rows and columns."""
+def check_options(owner: str, temperature: float, normalize: bool, block_size: Any, matmul: str) -> None:
+    """Check what every loss on pairs takes; ``block_size`` is None, a number of rows, or rows and columns."""
+    check_number(owner, "temperature", temperature, minimum=0, open_minimum=True)
+    check_flag(owner, normalize=normalize)
+    check_choice(owner, "matmul", matmul, ("fp32", "input"))
     for size in block_size if isinstance(block_size, Sequence) and len(block_size) == 2 else [block_size]:
         if size is not None or block_size is not None:
             check_integer(owner, "block_size", size, minimum=1)
@@ -189,10 +192,8 @@ class PairLoss(Loss):
     ) -> None:
         super().__init__(reduction, sync, validate_args)
         owner = type(self).__name__
-        check_number(owner, "temperature", temperature, minimum=0, open_minimum=True)
-        check_flag(owner, learnable=learnable, normalize=normalize)
-        check_block_size(owner, block_size)
-        check_choice(owner, "matmul", matmul, ("fp32", "input"))
+        check_options(owner, temperature, normalize, block_size, matmul)
+        check_flag(owner, learnable=learnable)
         self.temperature = temperature
         self.learnable = learnable
         self.normalize = normalize

@@ -75,6 +75,7 @@ def _values(positive: Tensor, sums: Sums, task: SoftmaxTask) -> Tensor:
 
 
 def _plain_scores(pairs: Pairs) -> Tensor:
+    """All scores, (n, M), without the bias: a softmax does not see it, and adding it is a pass over them."""
     scores = (pairs.scale.to(pairs.query.dtype) * pairs.query) @ pairs.key.T
     return scores.to(pairs.wide)
 

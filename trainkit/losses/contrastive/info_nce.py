@@ -15,7 +15,7 @@ from trainkit.losses.contrastive._common import (
     Matmul,
     PairLoss,
     blocks_for,
-    check_block_size,
+    check_options,
     check_pairs,
     embed,
     gather_shards,
@@ -154,9 +154,7 @@ def info_nce_loss(
 ) -> Tensor:
     """Functional form of :class:`InfoNCELoss`."""
     owner = "info_nce_loss"
-    check_number(owner, "temperature", temperature, minimum=0, open_minimum=True)
-    check_block_size(owner, block_size)
-    check_choice(owner, "matmul", matmul, ("fp32", "input"))
+    check_options(owner, temperature, normalize, block_size, matmul)
     check_reduction(owner, reduction)
     _check(owner, candidates, label_smoothing, same_id, symmetric)
     return _info_nce(

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from trainkit._core.checks import check_choice, check_number
 from trainkit._core.pairs.view import Hidden
 from trainkit._core.reduction import check_reduction
 from trainkit._core.typing import Reduction
@@ -13,7 +12,7 @@ from trainkit.losses.contrastive._common import (
     Matmul,
     PairLoss,
     blocks_for,
-    check_block_size,
+    check_options,
     check_pairs,
     embed,
     gather_shards,
@@ -75,9 +74,7 @@ def nt_xent_loss(
 ) -> Tensor:
     """Functional form of :class:`NTXentLoss`."""
     owner = "nt_xent_loss"
-    check_number(owner, "temperature", temperature, minimum=0, open_minimum=True)
-    check_block_size(owner, block_size)
-    check_choice(owner, "matmul", matmul, ("fp32", "input"))
+    check_options(owner, temperature, normalize, block_size, matmul)
     check_reduction(owner, reduction)
     return _nt_xent(
         owner,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from trainkit._core.checks import check_choice, check_number
+from trainkit._core.checks import check_number
 from trainkit._core.numerics import softplus
 from trainkit._core.pairs.base import Pairs
 from trainkit._core.pairs.strip import Head, Rows, strip_rows, strip_sum
@@ -17,7 +17,7 @@ from trainkit.losses.contrastive._common import (
     Matmul,
     PairLoss,
     blocks_for,
-    check_block_size,
+    check_options,
     check_pairs,
     embed,
     gather_shards,
@@ -63,8 +63,7 @@ def _rows(pairs: Pairs, hidden: Hidden, ids: list[Tensor], pos_weight: float, bl
     """Value of each row, (n,)."""
     if blocks is not None:
         return strip_rows(_SigmoidHead, pairs, hidden, tensors=ids, options=(pos_weight,), block=blocks[:2])
-    scores = (pairs.scale.to(pairs.query.dtype) * pairs.query) @ pairs.key.T
-    scores = scores.to(pairs.wide) + pairs.bias
+    scores = pairs.scores()
     values = softplus(scores)
     if ids:
         same = ids[0].unsqueeze(1) == ids[1]
@@ -132,9 +131,7 @@ def sig_lip_loss(
 ) -> Tensor:
     """Functional form of :class:`SigLIPLoss`."""
     owner = "sig_lip_loss"
-    check_number(owner, "temperature", temperature, minimum=0, open_minimum=True)
-    check_block_size(owner, block_size)
-    check_choice(owner, "matmul", matmul, ("fp32", "input"))
+    check_options(owner, temperature, normalize, block_size, matmul)
     check_reduction(owner, reduction)
     _check(owner, bias, pos_weight)
     return _sig_lip(

@@ -23,7 +23,7 @@ from trainkit.losses.contrastive._common import (
     Matmul,
     PairLoss,
     blocks_for,
-    check_block_size,
+    check_options,
     check_pairs,
     embed,
     gather_shards,
@@ -44,17 +44,11 @@ AT_ONCE = 2**22
 """Pairs that rows of the global pairing are summed over at a time."""
 
 
-def _scores(pairs: Pairs, rows: slice) -> Tensor:
-    """Scores of some rows."""
-    left = pairs.scale.to(pairs.query.dtype) * pairs.query[rows]
-    return (left @ pairs.key.T).to(pairs.wide) + pairs.bias
-
-
 def _per_query_rows(pairs: Pairs, hidden: Hidden, name: Surrogate, margin: float, blocks: Blocks | None) -> Tensor:
     """Sum over the negatives of each row, (n,)."""
     if blocks is not None:
         return strip_rows(SurrogateHead, pairs, hidden, options=(KINDS.index(name), margin), block=blocks[:2])
-    gaps = _scores(pairs, slice(None)) - pairs.positive.unsqueeze(1)
+    gaps = pairs.scores() - pairs.positive.unsqueeze(1)
     shift = margin if SURROGATES[name].takes_margin else 0.0
     values = SURROGATES[name].value(gaps + shift)
     return values.masked_fill(hidden.mask(*values.shape), 0.0).sum(1)
@@ -67,7 +61,7 @@ def _global_sum(
     if blocks is not None:
         size = (blocks.rows, blocks.columns if blocks.tiled else 512)
         return global_pair_sum(pairs, weight, hidden, kind=KINDS.index(name), margin=margin, block=size)
-    scores = _scores(pairs, slice(None))
+    scores = pairs.scores()
     visible = ~hidden.mask(*scores.shape)
     negative = torch.where(visible, scores, 0.0).flatten()
     return pair_surrogate_sum(
@@ -177,9 +171,7 @@ def mann_whitney_loss(
 ) -> Tensor:
     """Functional form of :class:`MannWhitneyLoss`."""
     owner = "mann_whitney_loss"
-    check_number(owner, "temperature", temperature, minimum=0, open_minimum=True)
-    check_block_size(owner, block_size)
-    check_choice(owner, "matmul", matmul, ("fp32", "input"))
+    check_options(owner, temperature, normalize, block_size, matmul)
     check_reduction(owner, reduction)
     _check(owner, pairing, surrogate, margin)
     return _mann_whitney(
