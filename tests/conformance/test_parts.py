@@ -19,10 +19,11 @@ def parameters():
 
 
 @pytest.mark.parametrize(("family", "case", "rule"), list(parameters()))
-def test_property(family, case, rule, warm, request, record_property):
+def test_property(family, case, rule, warm, quiet_seconds, request, record_property):
     pool = request.getfixturevalue("pool") if rule.ranks else None
     outcome = run_property(rule, case, pool)
-    record_property("outcome", (case.label, rule.id, outcome.status, outcome.reason, outcome.seconds))
+    seconds = quiet_seconds(outcome.seconds)
+    record_property("outcome", (case.label, rule.id, outcome.status, outcome.reason, seconds))
     if pool is not None and outcome.status != "does not apply":
         record_property("ranks", pool.process_ids)
     if outcome.status == "fault":

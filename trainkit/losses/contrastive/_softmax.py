@@ -172,7 +172,8 @@ def softmax_loss(
     elif symmetric:
         positive, rows, columns = _all_sums(task)
         own = Sums(*[t[start : start + len(positive)] for t in _merged(columns, call, sync)])
-        values = (_values(positive, rows, task) + _values(positive, own, task)) / 2
+        both = Sums(*[torch.stack(pair) for pair in zip(rows, own, strict=True)])
+        values = _values(positive, both, task).mean(0)
     elif reduction != "none" and task.in_strips:
         return share_of_ranks(softmax_total(task, weights), weights.sum(), reduction, call=call, sync=sync)
     else:
