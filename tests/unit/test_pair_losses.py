@@ -337,5 +337,5 @@ def test_losses_compile_on_ranks(name, block, pool):
 @pytest.mark.parametrize("function", [info_nce_loss, clip_loss, nt_xent_loss, sig_lip_loss, mann_whitney_loss])
 @pytest.mark.parametrize(("name", "value"), [("normalize", "no"), ("temperature", 0.0), ("matmul", "bf16")])
 def test_functions_check_the_options_that_all_share(function, name, value):
-    with pytest.raises((TypeError, ValueError), match=name):
+    with pytest.raises((TypeError, ValueError), match=f"^{function.__name__}: {name} must"):
         function(torch.eye(3), torch.eye(3), **{name: value})

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainkit._core.pairs.base import LOG2E, Gradients, Pairs, no_gradients, scaled_op, wanted_of
-from trainkit._core.pairs.view import CACHED, Hidden, View, block_ranges, cached_ranges, like_block, path_of, resolve
+from trainkit._core.pairs.view import CACHED, Hidden, View, block_ranges, cached_views, path_of, resolve
 
 __all__ = ["Head", "Rows", "strip_rows", "strip_sum"]
 
@@ -86,13 +86,9 @@ def _sweep(
         for columns in block_ranges(m, width):
             scores = pairs.block(rows, columns, LOG2E if head.log2 else 1.0, buffer)
             shares = share.clone()
-            for part in cached_ranges(scores):
-                at = slice(rows.start + part.start, rows.start + part.stop)
-                view = View(
-                    scores[part], at, columns, hidden, task.tensors, task.options, like_block(spare, scores[part])
-                )
+            for part, view in cached_views(scores, rows, columns, hidden, task.tensors, task.options, spare):
                 done = head.rows(view, positives[part])
-                values[at] += done.values
+                values[view.rows] += done.values
                 slopes[part] += done.positive
                 if done.factor is not None:
                     shares[part] *= done.factor

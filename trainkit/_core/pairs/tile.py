@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainkit._core.pairs.base import LOG2E, Gradients, Pairs, no_gradients, wanted_of
-from trainkit._core.pairs.view import CACHED, Hidden, View, block_ranges, cached_ranges, like_block, path_of, resolve
+from trainkit._core.pairs.view import CACHED, Hidden, View, block_ranges, cached_views, path_of, resolve
 
 __all__ = ["Program", "Softmax", "tile_statistics"]
 
@@ -166,9 +166,7 @@ def _run_forward(
     for rows in block_ranges(n, height):
         for columns in block_ranges(m, width):
             scores = pairs.block(rows, columns, LOG2E if program.log2 else 1.0, buffer)
-            for part in cached_ranges(scores):
-                at = slice(rows.start + part.start, rows.start + part.stop)
-                view = View(scores[part], at, columns, hidden, tensors, options, like_block(spare, scores[part]))
+            for _, view in cached_views(scores, rows, columns, hidden, tensors, options, spare):
                 program.forward(view, state)
     positives = [pairs.positives(rows) for rows in block_ranges(n, height)] if pairs.own.numel() else []
     return [*program.finish(state), torch.cat([pairs.query.new_empty(0, dtype=pairs.wide), *positives])]
@@ -241,9 +239,7 @@ def _tile_backward_op(
     for rows in block_ranges(n, height):
         for columns in block_ranges(m, width):
             scores = pairs.block(rows, columns, LOG2E if function.log2 else 1.0, buffer)
-            for part in cached_ranges(scores):
-                at = slice(rows.start + part.start, rows.start + part.stop)
-                view = View(scores[part], at, columns, mask, tensors, options, like_block(spare, scores[part]))
+            for _, view in cached_views(scores, rows, columns, mask, tensors, options, spare):
                 function.backward(view, statistics, gradients)
             found.add(rows, columns, scores, None)
         if own.numel():

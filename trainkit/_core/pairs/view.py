@@ -1,7 +1,7 @@
 """What the pair operators show of the score matrix, and what they hide of it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["CACHED", "Hidden", "View", "block_ranges", "cached_ranges", "like_block", "path_of", "resolve"]
+__all__ = ["CACHED", "Hidden", "View", "block_ranges", "cached_views", "like_block", "path_of", "resolve"]
 
 CACHED = 2**20
 """Scores that stay in the cache: 4 MB of fp32."""
@@ -124,14 +124,38 @@ def block_ranges(size: int, block: int) -> list[slice]:
     return [slice(start, min(start + block, size)) for start in range(0, size, max(block, 1))]
 
 
-def cached_ranges(scores: Tensor) -> list[slice]:
-    """Rows of a block in parts of about 4 MB, which stay in the cache over the passes that a head makes."""
-    return block_ranges(scores.shape[0], max(CACHED // max(scores.shape[1], 1), 1))
-
-
 def like_block(spare: Tensor, scores: Tensor) -> Tensor:
     """The part of a flat buffer that has the shape of ``scores``."""
     return spare[: scores.numel()].view(scores.shape)
+
+
+def cached_views(
+    scores: Tensor,
+    rows: slice,
+    columns: slice,
+    hidden: Hidden,
+    tensors: Sequence[Tensor],
+    options: Sequence[float],
+    spare: Tensor,
+) -> Iterator[tuple[slice, View]]:
+    """Parts of a block of about 4 MB, which stay in the cache over the passes that are made over them.
+
+    Args:
+        scores: The block, (b, m).
+        rows: Which rows.
+        columns: Which columns.
+        hidden: Pairs that are no candidates.
+        tensors: Further tensors.
+        options: Numbers.
+        spare: A flat buffer of at least the size of a part.
+
+    Yields:
+        Which rows of the block, and the view of them.
+    """
+    for part in block_ranges(scores.shape[0], max(CACHED // max(scores.shape[1], 1), 1)):
+        at = slice(rows.start + part.start, rows.start + part.stop)
+        own = scores[part]
+        yield part, View(own, at, columns, hidden, tensors, options, like_block(spare, own))
 
 
 def path_of(kind: type) -> str:

@@ -2,9 +2,10 @@
 
 from torch import Tensor
 
+from trainkit._core.reduction import check_reduction
 from trainkit._core.typing import Reduction
-from trainkit.losses.contrastive._common import Matmul
-from trainkit.losses.contrastive.info_nce import InfoNCELoss, SameId, info_nce_loss
+from trainkit.losses.contrastive._common import Matmul, check_options
+from trainkit.losses.contrastive.info_nce import InfoNCELoss, SameId, _check, _info_nce
 
 __all__ = ["ClipLoss", "clip_loss"]
 
@@ -25,19 +26,29 @@ def clip_loss(
     validate_args: bool = True,
 ) -> Tensor:
     """Functional form of :class:`ClipLoss`."""
-    return info_nce_loss(
+    owner = "clip_loss"
+    check_options(owner, temperature, normalize, block_size, matmul)
+    check_reduction(owner, reduction)
+    _check(owner, "in_batch", label_smoothing, same_id, symmetric=True)
+    return _info_nce(
+        owner,
         query,
         key,
-        ids=ids,
-        weight=weight,
+        None,
+        ids,
+        None,
+        weight,
         temperature=temperature,
         normalize=normalize,
         symmetric=True,
+        candidates="in_batch",
         label_smoothing=label_smoothing,
         same_id=same_id,
+        gather_negatives=False,
         block_size=block_size,
         matmul=matmul,
         reduction=reduction,
+        sync=False,
         validate_args=validate_args,
     )
 
