@@ -42,7 +42,8 @@ FACTORIALS = torch.tensor([1.0, 1.0, 2.0, 6.0], dtype=torch.float64)
 class Logistic:
     """Table of the sum over positives of softplus, by Taylor expansion in uniform cells.
 
-    Cell 0 is below the table, where no positive is reached; from the end of the table on the function is linear.
+    Cell 0 is below the table, where no positive is reached; from the end of the table on the function is linear. The
+    table is made once the scores are known, in the cells that they fall into.
     """
 
     factor = float(CELLS)
@@ -53,33 +54,38 @@ class Logistic:
 
     def __init__(self, positive: Tensor, weight: Tensor, terms: int) -> None:
         self.positive, self.weight, self.terms = positive.double(), weight.double(), terms
+        self.dtype = weight.dtype
         self.low = float(self.positive.min()) - REACH
         self.cells = int((float(self.positive.max()) + REACH - self.low) * CELLS) + 2
-        device = positive.device
-        self.centre = self.low + (torch.arange(self.cells, dtype=torch.float64, device=device) - 0.5) / CELLS
-        powers = torch.zeros(4, self.cells, dtype=torch.float64, device=device)
-        value = torch.zeros(self.cells, dtype=torch.float64, device=device)
+        self.moments = torch.zeros(terms, self.cells, dtype=torch.float64, device=positive.device)
+        self.beyond = torch.zeros(2, dtype=torch.float64, device=positive.device)
+
+    def _close(self) -> None:
+        """Make the table in the cells that hold scores, which are few of those that could."""
+        terms, device = self.terms, self.moments.device
+        self.moments[:, 0] = 0
+        self.used = self.moments[0].nonzero().squeeze(1)
+        self.centre = self.low + (self.used.double() - 0.5) / CELLS
+        powers = torch.zeros(4, len(self.used), dtype=torch.float64, device=device)
+        value = torch.zeros(len(self.used), dtype=torch.float64, device=device)
         for part in self._parts():
             gap = self.centre[part].unsqueeze(1) - self.positive
-            s = gap.sigmoid()
+            power = s = gap.sigmoid()
             value[part] = (gap.clamp_min(0) + torch.log1p((-gap.abs()).exp())) @ self.weight
-            power = s
             for row in powers:
                 row[part] = power @ self.weight
                 power = power * s
         # Derivatives of the value by the place in the cell, from the first on.
         steps = CELLS ** -torch.arange(1.0, 5.0, dtype=torch.float64, device=device)
         derivatives = (SIGMOID.to(device) @ powers) * steps.unsqueeze(1)
-        value[0] = 0
-        derivatives[:, 0] = 0
         factorials = FACTORIALS.to(device).unsqueeze(1)
         self.value_terms = torch.cat([value.unsqueeze(0), derivatives[: terms - 1] / factorials[1:terms]])
-        self.slope_terms = (derivatives[:terms] * CELLS / factorials[:terms]).to(weight.dtype).contiguous()
-        self.moments = torch.zeros(terms, self.cells, dtype=torch.float64, device=device)
-        self.beyond = torch.zeros(2, dtype=torch.float64, device=device)
+        slopes = torch.zeros(terms, self.cells, dtype=torch.float64, device=device)
+        slopes[:, self.used] = derivatives[:terms] * CELLS / factorials[:terms]
+        self.slope_terms = slopes.to(self.dtype)
 
     def _parts(self) -> list[slice]:
-        return block_ranges(self.cells, max(2**20 // len(self.positive), 1))
+        return block_ranges(len(self.used), max(2**20 // len(self.positive), 1))
 
     def place(self, scores: Tensor) -> None:
         """Turn scores, times ``factor``, into places along the cells, in place."""
@@ -109,16 +115,16 @@ class Logistic:
             weights = offset if weights is None else weights * offset
 
     def total(self) -> Tensor:
-        """Sum over all pairs."""
+        """Sum over all pairs, once all scores are in the moments."""
+        self._close()
         count, scores = self.beyond
         far = scores * self.weight - count * self.weight * self.positive
-        total: Tensor = (self.value_terms * self.moments).sum() + far.sum()
+        total: Tensor = (self.value_terms * self.moments[:, self.used]).sum() + far.sum()
         return total
 
     def positive_slopes(self) -> Tensor:
         """Derivatives by the positive scores."""
-        moments = self.moments.clone()
-        moments[:, 0] = 0
+        moments = self.moments[:, self.used]
         steps = CELLS ** -torch.arange(0.0, self.terms, dtype=torch.float64, device=moments.device)
         scaled = moments * (steps / FACTORIALS[: self.terms].to(moments.device)).unsqueeze(1)
         # sum_k M_k sigma^(k) / k! as a polynomial in sigma
