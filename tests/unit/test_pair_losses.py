@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from trainkit._core.pairs.base import Pairs
-from trainkit._core.pairs.global_pairs import Direct, Logistic, global_pair_sum
+from trainkit._core.pairs.global_pairs import global_pair_sum
+from trainkit._core.pairs.sides import Direct, Logistic
 from trainkit._core.pairs.view import Hidden
 from trainkit._core.score_pairs import pair_surrogate_sum
 from trainkit.distributed import MemoryQueue
