@@ -109,6 +109,16 @@ def test_cross_entropy_of_torch_is_nan_on_an_empty_batch(capsys):
 
 
 @pytest.mark.xdist_group("pools")
+def test_an_optimizer_of_torch_needs_no_kind_and_takes_nan_for_a_learning_rate(capsys):
+    code, text = checked(capsys, "torch.optim.SGD", "--only", "O8", "--only", "O14")
+    assert code == 1
+    assert "SGD(momentum=0.9)\n  O8  closure                               holds" in text.out
+    report = section(text.out, "O14 errors: SGD()")
+    for word in ("lr=nan", "expected ValueError", "no exception", "also: SGD(momentum=0.9), SGD(weight_decay=0.1)"):
+        assert word in report
+
+
+@pytest.mark.xdist_group("pools")
 def test_ours_passes_and_the_command_ends_with_0(capsys):
     main(["check", "FocalLoss", "--quick", "--init", "gamma=0.5"])
     out = capsys.readouterr().out
@@ -131,7 +141,8 @@ def test_ours_passes_and_the_command_ends_with_0(capsys):
         (["FocalLoss", "--init", "gamma"], "--init must be NAME=VALUE or a JSON object, got 'gamma'"),
         (["FocalLoss", "--only", "L99"], "--only must name some of L1, L2"),
         (["FocalLoss", "--family", "toys"], "--family must be one of losses"),
-        (["torch.optim.SGD"], "SGD: there are no properties for optimizers"),
+        (["lightning.pytorch.callbacks.Timer"], "Timer: there are no properties for callbacks"),
+        (["torch.optim.SGD", "--init", "lr=-1"], "tried SGD(lr=-1), which raised ValueError: Invalid learning rate"),
         (["builtins.dict"], "dict: there are no properties for a class of this sort"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.golden import bindings
-from trainkit.testing import Golden
+from trainkit.testing import Golden, as_tensor
 
 Record = Mapping[str, Any]
 FOLDER = Path(__file__).parent
@@ -35,10 +35,26 @@ def read(path: Path) -> list[Record]:
     return records
 
 
+def flat(value: Any) -> list[float]:
+    """The numbers in lists of any shape, in order."""
+    return [number for item in value for number in flat(item)] if isinstance(value, list) else [value]
+
+
+def regular(value: Any) -> Any:
+    """A value as it is, or its numbers in order where lists of different lengths stand beside each other."""
+    if not isinstance(value, list):
+        return value
+    try:
+        as_tensor(value)
+    except (TypeError, ValueError):
+        return flat(value)
+    return value
+
+
 def bound(record: Record) -> Golden:
     """A record with its call; KeyError if the name has none."""
     run = names()[record["name"]]
-    expected = {k: v for k, v in record["expected"].items() if not isinstance(v, str)}
+    expected = {k: v if k == "grad" else regular(v) for k, v in record["expected"].items() if not isinstance(v, str)}
     # Gradients from central differences are good to six digits.
     differences = "differences" in record.get("note", "")
     label = f"{record['name']} [{record.get('id')}, {record.get('n')}]"

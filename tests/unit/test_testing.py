@@ -141,6 +141,7 @@ class Projects(nn.Module):
         (Scores, "losses"),
         (Projects, "modules"),
         (torch.utils.data.DistributedSampler, "samplers"),
+        (torch.optim.SGD, "optimizers"),
     ],
 )
 def test_the_family_is_read_from_the_class(cls, family):
@@ -153,6 +154,41 @@ def test_the_kind_is_read_from_the_signature():
     assert spec_for(Projects).kind == "features"
     configs = [dict(c) for c in spec_for(FocalLoss, init={"gamma": 1.0}).configs]
     assert configs == [{"gamma": 1.0}, {"gamma": 1.0, "reduction": "sum"}, {"gamma": 1.0, "reduction": "none"}]
+
+
+class CallsTwice(torch.optim.SGD):
+    """Sharpness-aware: the gradient where the gradient leads."""
+
+    closure_calls = 2
+
+    def __init__(self, params, lr: float = 0.1, rho: float = 0.05):
+        super().__init__(params, lr)
+        for group in self.param_groups:
+            group["rho"] = rho
+        self.defaults["rho"] = rho
+
+    @torch.no_grad()
+    def step(self, closure):
+        with torch.enable_grad():
+            loss = closure()
+        moved = [(p, p.clone(), group["rho"]) for group in self.param_groups for p in group["params"]]
+        for p, _, rho in moved:
+            if p.grad is not None:
+                p.add_(p.grad, alpha=rho)
+        with torch.enable_grad():
+            closure()
+        for p, before, _ in moved:
+            p.copy_(before)
+        super().step()
+        return loss
+
+
+def test_an_optimizer_that_needs_a_closure_is_given_one():
+    spec = spec_for(CallsTwice)
+    held = {outcome_of(spec, f"O{i}").status for i in (4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 18)}
+    assert held == {"holds"}
+    wrong = outcome_of(replace(spec, cls=type("CallsOnce", (CallsTwice,), {"closure_calls": 1})), "O8")
+    assert wrong.fault.what == "calls of the closure"
 
 
 @pytest.mark.xdist_group("pools")

@@ -21,13 +21,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command ``check``."""
     parser = subparsers.add_parser(
         "check",
-        help="hold your own loss, metric, module or sampler to the conformance properties",
+        help="hold your own loss, metric, module, optimizer or sampler to the conformance properties",
         description="Hold a class to the properties that every part of trainkit has: exact gradients, precision under "
         "autocast, degenerate batches, two ranks and more. Exits with 1 if one does not hold.",
     )
     parser.add_argument("cls", metavar="CLASS", help="mypkg.MyLoss, path/to/file.py:MyLoss, or a part of trainkit")
     parser.add_argument("--kind", help="inputs to draw, such as classification; by default read from the signature")
-    parser.add_argument("--family", help="losses, metrics, modules or samplers; by default read from the class")
+    parser.add_argument(
+        "--family", help="losses, metrics, modules, optimizers or samplers; by default read from the class"
+    )
     parser.add_argument(
         "--init",
         action="append",
@@ -123,7 +125,7 @@ def run(namespace: argparse.Namespace) -> int:
     outcomes: list[Outcome] = []
     with Pool(2) as pool:
         for case in cases_of(spec):
-            print(f"{case.label}, inputs of kind {spec.kind}")
+            print(f"{case.label}, inputs of kind {spec.kind}" if spec.kind else case.label)
             for outcome in conform(properties, [case], pool, full=not namespace.quick):
                 outcomes.append(outcome)
                 print(f"  {outcome.property.id:<4}{outcome.property.title:<38}{_word(outcome)}", flush=True)

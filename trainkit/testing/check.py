@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from trainkit._core.binding import accepted
-from trainkit.testing import losses, metrics, modules, samplers
+from trainkit.testing import losses, metrics, modules, optimizers, samplers
 from trainkit.testing.case import Case
 from trainkit.testing.kinds import KINDS, kind_for
+from trainkit.testing.optimizers.common import build_optimizer, draw_parameters, usable_shapes
 from trainkit.testing.pool import Pool
 from trainkit.testing.properties import Outcome, Property, conform
 from trainkit.testing.samplers import build_sampler
-from trainkit.testing.spec import LossSpec, MetricSpec, ModuleSpec, SamplerSpec, Spec
+from trainkit.testing.spec import LossSpec, MetricSpec, ModuleSpec, OptimizerSpec, SamplerSpec, Spec
 
 __all__ = ["FAMILIES", "cases_of", "check", "family_of", "properties_for", "spec_for"]
 
@@ -27,6 +28,10 @@ PROBES: Mapping[str, tuple[Any, ...]] = {
     "normalize": (False,),
     "shuffle": (False,),
     "drop_last": (True,),
+    "momentum": (0.9,),
+    "weight_decay": (0.1,),
+    "amsgrad": (True,),
+    "maximize": (True,),
 }
 """Values of usual hyper-parameters that show faults which the defaults hide."""
 
@@ -35,6 +40,7 @@ FAMILIES: Mapping[str, tuple[type[Spec], tuple[Property, ...]]] = {
     "losses": (LossSpec, losses.PROPERTIES),
     "metrics": (MetricSpec, metrics.PROPERTIES),
     "modules": (ModuleSpec, modules.PROPERTIES),
+    "optimizers": (OptimizerSpec, optimizers.PROPERTIES),
     "samplers": (SamplerSpec, samplers.PROPERTIES),
 }
 """Families that have properties: the record of a part and the properties it is held to."""
@@ -111,6 +117,8 @@ def spec_for(
     configs = [init, *_probes(record, cls, init)]
     if record is SamplerSpec:
         return SamplerSpec(cls=cls, configs=configs)
+    if record is OptimizerSpec:
+        return OptimizerSpec(cls=cls, configs=configs, decoupled=None)
     if record is ModuleSpec and cls.forward is nn.Module.forward:
         raise ValueError(f"{cls.__name__}: has no forward; give a record that says how to call it")
     if kind is None:
@@ -128,8 +136,12 @@ def spec_for(
 
 
 def _build(record: type[Spec], cls: type[Any], config: Mapping[str, Any]) -> Any:
-    """The class in a configuration; samplers get a data set too."""
-    return build_sampler(SamplerSpec(cls=cls), config) if record is SamplerSpec else cls(**config)
+    """The class in a configuration; samplers get a data set too, optimizers parameters."""
+    if record is SamplerSpec:
+        return build_sampler(SamplerSpec(cls=cls), config)
+    if record is OptimizerSpec:
+        return build_optimizer(cls, config, draw_parameters(usable_shapes(cls, config)))
+    return cls(**config)
 
 
 def _probes(record: type[Spec], cls: type[Any], init: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -167,7 +179,7 @@ def check(
     """Hold a class to the properties of its family, on one process and on a pool of two ranks.
 
     Args:
-        cls: A loss, metric, module or sampler, importable by name.
+        cls: A loss, metric, module, optimizer or sampler, importable by name.
         kind: Name of the input kind, see :mod:`trainkit.testing.kinds`.
         init: Constructor arguments.
         family: Name of the family; None reads it from the class.

@@ -1,6 +1,9 @@
 """What properties of several families use."""
 
-from collections.abc import Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -8,7 +11,7 @@ from torch import Tensor, nn
 from trainkit.testing.faults import Fault, compare
 from trainkit.testing.spec import Golden
 
-__all__ = ["as_lists", "check_golden", "holds_modules", "shards"]
+__all__ = ["as_lists", "check_golden", "holds_modules", "quiet", "shards"]
 
 
 def as_lists(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -32,6 +35,22 @@ def holds_modules(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(holds_modules(v) for v in value)
     return isinstance(value, nn.Module)
+
+
+@contextmanager
+def quiet(*names: str) -> Iterator[None]:
+    """Loggers tell of errors alone; Lightning names devices on every fit, and uses what torch is about to remove."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def shards(inputs: Mapping[str, Tensor], sizes: Sequence[int]) -> list[dict[str, Tensor]]:

@@ -1,14 +1,17 @@
 """Configurations of parts as plain data, the way the command line reads and writes them."""
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from trainkit.testing.faults import Fault
 
-__all__ = ["check_config", "to_config"]
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+__all__ = ["check_config", "check_factory", "to_config"]
 
 
 def to_config(cls: type[Any], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,6 +41,19 @@ def check_config(cls: type[Any], config: Mapping[str, Any], base: type[Any]) -> 
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(base, "part")
+    return _round_trip(parser, cls, config)
+
+
+def check_factory(cls: type[Any], config: Mapping[str, Any], base: type[Any]) -> Any:
+    """The same for what still needs its first argument, as Lightning's ``OptimizerCallable``; gives the factory."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--part", type=Callable[[Iterable[Any]], base])
+    return _round_trip(parser, cls, config)
+
+
+def _round_trip(parser: "ArgumentParser", cls: type[Any], config: Mapping[str, Any]) -> Any:
     try:
         parsed = parser.parse_object({"part": to_config(cls, config)})
         again = parser.parse_string(parser.dump(parsed, skip_unset=False))

@@ -10,7 +10,17 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["BadCall", "Golden", "Invariance", "LossSpec", "MetricSpec", "ModuleSpec", "SamplerSpec", "Spec"]
+__all__ = [
+    "BadCall",
+    "Golden",
+    "Invariance",
+    "LossSpec",
+    "MetricSpec",
+    "ModuleSpec",
+    "OptimizerSpec",
+    "SamplerSpec",
+    "Spec",
+]
 
 
 @dataclass(frozen=True)
@@ -140,6 +150,29 @@ class ModuleSpec(Spec):
 
     kind: str = "embeddings"
     call: Callable[[Any, dict[str, Tensor]], Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSpec(Spec):
+    """Record of an optimizer; ``configs`` hold everything but the parameters.
+
+    ``reference(parameters, gradients, config)`` gives the parameters after each step: ``parameters`` are float64 numpy
+    arrays, ``gradients`` a list over steps of lists over parameters (None for a parameter without gradient), ``config``
+    is the configuration as it stands, without the defaults. ``errors`` are calls of the constructor; ``inputs`` may
+    hold ``params``. ``kind`` is of no use.
+
+    Args:
+        decoupled: Whether ``weight_decay`` multiplies the parameters by 1 - lr * weight_decay and leaves the state
+            alone; None where that is not known. It otherwise only has to make parameters smaller.
+        found_inf: Whether an attribute ``found_inf`` of 1, as a gradient scaler sets it, skips the step.
+        convergence: Gives, for class and configuration, a figure and the bound that it must stay under. Default: the
+            share of the loss of a noisy least-squares problem that is left after 100 steps, under 0.5.
+    """
+
+    kind: str = ""
+    decoupled: bool | None = True
+    found_inf: bool = False
+    convergence: Callable[[type[Any], Mapping[str, Any]], tuple[float, float]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,14 @@ import inspect
 import math
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.gradcheck import GradcheckError
 
+from trainkit.testing.common import quiet
 from trainkit.testing.configs import check_config
 from trainkit.testing.faults import Fault, require
 from trainkit.testing.metrics.common import Batch, MetricCase, leaves_of, rows_of, same, value_of
@@ -261,24 +261,6 @@ def _no_number(case: MetricCase) -> str | None:
     return None if isinstance(value, Tensor) and value.numel() == 1 else "its value is no single number to log"
 
 
-@contextmanager
-def _quiet(*names: str) -> Iterator[None]:
-    """Lightning tells of devices on every fit, and uses what torch is about to remove."""
-    import logging
-
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
 def _fit(metric: Any, epochs: Sequence[list[Batch]]) -> tuple[Any, Tensor]:
     """Train a small module that logs ``metric`` (None for none); gives what it logged last, and its weights."""
     from lightning.pytorch import LightningModule, Trainer
@@ -301,7 +283,7 @@ def _fit(metric: Any, epochs: Sequence[list[Batch]]) -> tuple[Any, Tensor]:
 
     torch.manual_seed(0)
     probe = Probe()
-    with _quiet("lightning.pytorch", "lightning.fabric"):
+    with quiet("lightning.pytorch", "lightning.fabric"):
         trainer = Trainer(
             max_epochs=len(epochs),
             accelerator="cpu",
