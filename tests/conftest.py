@@ -1,8 +1,6 @@
 """Fixtures, options and the summary of the suite."""
 
-import statistics
 import subprocess
-import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -15,8 +13,6 @@ ROOT = Path(__file__).parent.parent
 DEAREST = 10
 LIMIT = 5.0
 """CPU seconds of a quiet core that a class in one configuration may take."""
-QUIET = 0.0055
-"""CPU seconds that the yardstick takes on a quiet core."""
 
 
 def pytest_addoption(parser):
@@ -58,23 +54,6 @@ def pytest_collection_modifyitems(config, items):
     out = [i for i in items if getattr(i, "callspec", None) and i.callspec.params.get("family") not in families]
     config.hook.pytest_deselected(items=out)
     items[:] = [i for i in items if i not in out]
-
-
-def yardstick():
-    """CPU seconds of a fixed piece of work, the middle one of a few."""
-
-    def once():
-        start = time.process_time()
-        {str(i): [i] for i in range(20_000)}
-        return time.process_time() - start
-
-    return statistics.median(once() for _ in range(5))
-
-
-@pytest.fixture(scope="session")
-def quiet_seconds():
-    """CPU seconds as a quiet core would have taken them: a neighbour on the same core nearly doubles the count."""
-    return lambda seconds: seconds * QUIET / yardstick() if seconds > 0.2 else seconds
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.pace import quiet_seconds, yardstick
 from tests.specs import all_specs
 from trainkit.testing import cases_of, properties_for, run_property
 
@@ -19,10 +20,11 @@ def parameters():
 
 
 @pytest.mark.parametrize(("family", "case", "rule"), list(parameters()))
-def test_property(family, case, rule, warm, quiet_seconds, request, record_property):
+def test_property(family, case, rule, warm, request, record_property):
     pool = request.getfixturevalue("pool") if rule.ranks else None
+    before = [yardstick()] if rule.dear else []
     outcome = run_property(rule, case, pool)
-    seconds = quiet_seconds(outcome.seconds)
+    seconds = quiet_seconds(outcome.seconds, before)
     record_property("outcome", (case.label, rule.id, outcome.status, outcome.reason, seconds))
     if pool is not None and outcome.status != "does not apply":
         record_property("ranks", pool.process_ids)
