@@ -323,6 +323,8 @@ def test_compiled_groups_keep_their_own_hyper_parameters(monkeypatch):
 
 
 @pytest.mark.slow
+# Of torch itself, when it loads its compiler.
+@pytest.mark.filterwarnings(r"ignore:`torch\.jit\.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("make", ALL)
 def test_steps_compiled_to_machine_code_equal_the_loop(make):
     torch._dynamo.reset()
