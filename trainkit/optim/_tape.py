@@ -83,6 +83,11 @@ def _of(operand: Operand) -> Any:
     return operand.value if isinstance(operand, Register) else operand
 
 
+def _none_above_one(excess: Tensor) -> bool:
+    """Whether a division that changes nothing can be spared; only where looking costs nothing."""
+    return excess.device.type == "cpu" and not torch.compiler.is_compiling() and bool((excess <= 1.0).all())
+
+
 class LoopOps:
     """The operations on one tensor."""
 
@@ -140,7 +145,7 @@ class LoopOps:
 
     def limit(self, out: Register, a: Register, most: Scalar) -> None:
         excess = self.layout.norm(a.value) / most
-        if out is a and excess.device.type == "cpu" and not torch.compiler.is_compiling() and excess <= 1.0:
+        if out is a and _none_above_one(excess):
             return
         self.div(out, a, excess.clamp_min(1.0))
 
@@ -234,7 +239,10 @@ class ListOps:
 
     def limit(self, out: Register, a: Register, most: Scalar) -> None:
         norms = [layout.norm(t) for layout, t in zip(self.layouts, a.value, strict=True)]
-        self.div(out, a, Register([(norm / most).clamp_min(1.0) for norm in norms]))
+        excess = torch.stack(norms) / most
+        if out is a and _none_above_one(excess):
+            return
+        self.div(out, a, Register(list(excess.clamp_min(1.0).unbind())))
 
     def mean(self, out: Register, a: Register) -> None:
         out.value = [layout.mean(t) for layout, t in zip(self.layouts, a.value, strict=True)]
