@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from trainkit.optim._precision import Rounding, real, state_dtype_for, write_back
-from trainkit.optim._sharding import layout_of, local
-from trainkit.optim._tape import Layout, ListOps, LoopOps, Ops, Register, Scalar, Update
+from trainkit.optim._sharding import is_sharded, layout_of, local
+from trainkit.optim._tape import WHOLE, Layout, ListOps, LoopOps, Ops, Register, Scalar, Update
 from trainkit.optim.transforms._base import Fields, Hyper, Scalars, Slot, Transform
 
 __all__ = ["Compiled", "Impl", "Item", "Plan", "implementation", "run_bucket"]
@@ -95,19 +95,27 @@ class Item:
         gradient = parameter.grad
         if gradient is None or gradient.layout is not torch.strided:
             raise RuntimeError(f"{owner}: gradients must be dense, got layout {getattr(gradient, 'layout', None)}")
-        layout = layout_of(owner, parameter, gradient)
-        p, g = real(local(parameter)), real(local(gradient))
-        work = p.dtype if p.dtype in WIDE else torch.float32
-        copied = p.dtype != work
+        p, g, layout, shared = parameter, gradient, WHOLE, is_sharded(parameter)
+        if shared:
+            layout = layout_of(owner, parameter, gradient)
+            p, g = local(parameter), local(gradient)
+        if p.is_complex():
+            p, g = real(p), real(g)
+        dtype = p.dtype
+        work = dtype if dtype in WIDE else torch.float32
+        copied = dtype != work
         slots = {}
+        # Where parameters are many and small, conversions that change nothing would take most of the time.
         for name, tensor in state.items():
             if name != "step":
-                own = local(tensor)
-                slots[name] = own if own.dtype == work else own.to(work)
-                copied = copied or own.dtype != work
-        # A conversion that changes nothing costs more than looking first.
-        g = g if g.dtype == work else g.to(work)
-        p = p if p.dtype == work else p.to(work)
+                own = local(tensor) if shared else tensor
+                if own.dtype != work:
+                    own, copied = own.to(work), True
+                slots[name] = own
+        if g.dtype != work:
+            g = g.to(work)
+        if dtype != work:
+            p = p.to(work)
         return cls(position, parameter, state, layout, p, -g if maximize else g, slots, copied)
 
     def store(self, step: Scalar, rounding: Rounding, seed: int) -> None:

@@ -6,31 +6,30 @@ from torch import Tensor
 
 from trainkit.optim._tape import Layout
 
-__all__ = ["layout_of", "local"]
+__all__ = ["is_sharded", "layout_of", "local"]
 
 
-def _is_distributed(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor."""
     # By its attribute: importing DTensor costs programs without ranks a second.
     return hasattr(tensor, "device_mesh")
 
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a DTensor that this process holds; other tensors as they are."""
-    if not _is_distributed(tensor):
+    if not is_sharded(tensor):
         return tensor
     part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
     return part
 
 
 def layout_of(owner: str, parameter: Tensor, gradient: Tensor) -> Layout:
-    """How a parameter lies on ranks, whose gradient must lie alike.
+    """How a DTensor lies on ranks, whose gradient must lie alike.
 
     Raises:
         ValueError: If parameter and gradient lie differently, or a placement is neither shard nor replica.
     """
     entries = parameter.numel() * (2 if parameter.is_complex() else 1)
-    if not _is_distributed(parameter):
-        return Layout(entries)
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
     placements = parameter.placements  # type: ignore[attr-defined]
     other = getattr(gradient, "placements", None)

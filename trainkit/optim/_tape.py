@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Layout", "ListOps", "LoopOps", "Ops", "Register", "Scalar", "Update"]
+__all__ = ["WHOLE", "Layout", "ListOps", "LoopOps", "Ops", "Register", "Scalar", "Update"]
 
 Scalar: TypeAlias = float | Tensor
 
@@ -33,7 +33,7 @@ class Layout(NamedTuple):
     """How a parameter lies on ranks.
 
     Args:
-        numel: Real numbers in the whole parameter.
+        numel: Real numbers in the whole parameter; of no use where this process holds all of it.
         groups: Process groups that each hold a part of it; empty where this process holds all of it.
     """
 
@@ -54,6 +54,10 @@ class Layout(NamedTuple):
         for group in self.groups:
             dist.all_reduce(value, group=group)
         return value
+
+
+WHOLE = Layout(0)
+"""A parameter that this process holds all of."""
 
 
 class Ops(Protocol):
