@@ -1,5 +1,6 @@
 """Optimizers: what no property covers, and faults that other libraries have by name."""
 
+import functools
 import math
 
 import pytest
@@ -20,6 +21,7 @@ from trainkit.optim.transforms import (
 )
 
 ALL = [MVNGrad, AdaBelief, LaProp, Lion, MARS, adamw]
+MARS_LION = functools.partial(MARS, variant="lion")
 SHAPES = [(5, 3), (4,), (), (2, 3, 2, 2)]
 SIZES = [(5, 3), (4,), (9,), (2, 3, 2, 2)]
 
@@ -357,6 +359,20 @@ def test_a_gradient_that_cannot_be_used_moves_nothing():
         optimizer.step()
     same(params, before, rtol=0, atol=0)
     assert [optimizer.state[p]["step"].item() for p in params] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("make", [*ALL, MARS_LION])
+@pytest.mark.parametrize("impl", ["loop", "foreach"])
+def test_gradients_that_are_not_numbers_pass_through(make, impl):
+    params = parameters()
+    optimizer = make(params, impl=impl)
+    params[0].grad = torch.full((5, 3), math.nan, dtype=torch.float64)
+    params[1].grad = torch.ones(4, dtype=torch.float64)
+    optimizer.step()
+    state = torch.cat([t.flatten() for k, t in optimizer.state[params[0]].items() if k != "step"])
+    assert state.isnan().all()
+    assert params[0].isnan().all()
+    assert torch.isfinite(params[1]).all()
 
 
 def test_a_checkpoint_does_not_say_what_runs_the_step():

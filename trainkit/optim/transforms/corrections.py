@@ -54,6 +54,12 @@ class Correct:
         fields.update.set(corrected)
 
 
+def _sign(ops: Ops, out: Register, x: Register) -> None:
+    """The sign, and NaN for NaN, whose sign torch takes for zero: an entry would stay where it is, for good."""
+    ops.sign(out, x)
+    ops.add(out, out, x, scale=0.0)
+
+
 @dataclass(frozen=True)
 class Sign:
     """The sign of the update."""
@@ -68,7 +74,7 @@ class Sign:
 
     def tape(self, ops: Ops, fields: Fields, numbers: Scalars, hyper: Hyper) -> None:
         sign = Register()
-        ops.sign(sign, fields.update.get())
+        _sign(ops, sign, fields.update.get())
         fields.update.set(sign)
 
 
@@ -86,8 +92,9 @@ class InterpolatedSign:
 
     def tape(self, ops: Ops, fields: Fields, numbers: Scalars, hyper: Hyper) -> None:
         average, sign, x = fields.state["exp_avg"], Register(), fields.update.get()
-        ops.lerp(sign, average, x, numbers["rest"])
-        ops.sign(sign, sign)
+        moved = Register()
+        ops.lerp(moved, average, x, numbers["rest"])
+        _sign(ops, sign, moved)
         ops.lerp(average, average, x, numbers["rest2"])
         fields.update.set(sign)
 
