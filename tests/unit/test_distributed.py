@@ -254,7 +254,7 @@ def come_or_not(comes):
 
 
 def test_rank_that_never_comes_makes_the_other_raise():
-    with Pool(2, seconds=3) as own:
+    with Pool(2, seconds=6) as own:
         with pytest.raises(RankError) as caught:
             own.run(come_or_not, [(True,), (False,)])
         assert list(caught.value.errors) == [0]
