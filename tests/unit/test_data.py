@@ -164,7 +164,7 @@ def test_resume_in_mid_epoch_and_at_its_end_is_bitwise(batches, straight, tmp_pa
     ],
     ids=["workers", "steps", "steps and workers", "validation", "val 2", "val 3", "val, steps and workers", "reload"],
 )
-@pytest.mark.parametrize("batches", [4, 6, 8, 12, 16])
+@pytest.mark.parametrize("batches", [6, 10])
 def test_resume_with_workers_validation_and_limits(batches, data, options, straight, tmp_path):
     assert same(fit(data, tmp_path, **options), straight)
     assert same(resumed(batches, tmp_path, data, **options), straight)
@@ -242,8 +242,11 @@ def killed_run(folder, batches, workers):
 def test_a_process_that_dies_by_sigkill_resumes_bitwise(batches, workers, straight, tmp_path):
     code = "import sys; from tests.unit.test_data import killed_run; killed_run(*sys.argv[1:])"
     command = [sys.executable, "-c", code, str(tmp_path), str(batches), str(workers)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=100)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    # Not into a pipe: its workers hold it open for the seconds that they take to see that their parent is gone.
+    log = tmp_path / "log.txt"
+    with log.open("w") as file:
+        done = subprocess.run(command, cwd=Path(__file__).parents[2], stdout=file, stderr=file, timeout=100)
+    assert done.returncode == -signal.SIGKILL, log.read_text()
     (path,) = tmp_path.glob("*.ckpt")
     assert same(fit(Data(workers), tmp_path, ckpt_path=path), straight)
 
