@@ -32,6 +32,7 @@ ROWS, BATCH = 44, 8
 """Six batches an epoch, the last one half full."""
 EPOCHS = 3
 BATCHES = 6 * EPOCHS
+SEEDS = (StepSeed(seed=5),)
 
 
 def global_numpy():
@@ -99,8 +100,8 @@ class KilledError(Exception):
     pass
 
 
-def fit(data, folder, callbacks=(), ckpt_path=None, net=None, **options):
-    net = net or Net()
+def fit(data, folder, callbacks=(), ckpt_path=None, seeds=SEEDS, **options):
+    net = Net()
     usual = {"max_epochs": EPOCHS, "accumulate_grad_batches": 2, "accelerator": "cpu", "devices": 1}
     logger = logging.getLogger("lightning.pytorch")
     logger.setLevel(logging.ERROR)
@@ -112,7 +113,7 @@ def fit(data, folder, callbacks=(), ckpt_path=None, net=None, **options):
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
-            callbacks=[StepSeed(seed=5), *callbacks],
+            callbacks=[*seeds, *callbacks],
             **{"enable_checkpointing": False, **usual, **options},
         )
         trainer.fit(net, datamodule=data, ckpt_path=ckpt_path)
@@ -136,7 +137,7 @@ def test_an_uninterrupted_run_does_not_depend_on_what_ran_before(straight, tmp_p
     assert not same(fit(Data(seed=4), tmp_path), straight)
 
 
-def resumed(batches, folder, data, net=None, **options):
+def resumed(batches, folder, data, **options):
     path = folder / "stopped.ckpt"
     with pytest.raises(KilledError):
         fit(data, folder, [SavesAt(batches, path)], **options)
@@ -148,6 +149,20 @@ def resumed(batches, folder, data, net=None, **options):
 @pytest.mark.parametrize("batches", range(2, BATCHES, 2))
 def test_resume_in_mid_epoch_and_at_its_end_is_bitwise(batches, straight, tmp_path):
     assert same(resumed(batches, tmp_path, Data()), straight)
+
+
+class Plain(Data):
+    def train_dataloader(self):
+        return DataLoader(Augmented(), BATCH, shuffle=True)
+
+
+@pytest.mark.parametrize(("data", "seeds"), [(Data(), ()), (Plain(), SEEDS)], ids=["dropout", "order"])
+def test_one_of_the_two_alone_is_not_enough(data, seeds, tmp_path):
+    torch.manual_seed(0)
+    expected = fit(data, tmp_path, seeds=seeds)
+    torch.manual_seed(0)
+    found = resumed(8, tmp_path, data, seeds=seeds)
+    assert max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)) > 1e-3
 
 
 @pytest.mark.parametrize(
