@@ -141,7 +141,6 @@ def test_ours_passes_and_the_command_ends_with_0(capsys):
         (["FocalLoss", "--init", "gamma"], "--init must be NAME=VALUE or a JSON object, got 'gamma'"),
         (["FocalLoss", "--only", "L99"], "--only must name some of L1, L2"),
         (["FocalLoss", "--family", "toys"], "--family must be one of losses"),
-        (["lightning.pytorch.callbacks.Timer"], "Timer: there are no properties for callbacks"),
         (["torch.optim.SGD", "--init", "lr=-1"], "tried SGD(lr=-1), which raised ValueError: Invalid learning rate"),
         (["builtins.dict"], "dict: there are no properties for a class of this sort"),
     ],

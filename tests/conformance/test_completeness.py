@@ -7,6 +7,7 @@ import pytest
 
 from tests.specs import all_specs
 from trainkit import catalogue
+from trainkit.testing import CallbackSpec
 
 SPECS = all_specs()
 MOST_EXEMPTIONS = 15
@@ -29,6 +30,7 @@ def test_exemptions_are_few_and_have_reasons():
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.cls.__name__)
 def test_record_says_enough(spec):
     assert len(spec.configs) >= 2
-    assert spec.golden or spec.reference
+    # A callback has no value of its own that another implementation could give.
+    assert spec.golden or spec.reference or isinstance(spec, CallbackSpec)
     assert len(spec.errors) >= 2
     assert len({str(config) for config in spec.configs}) == len(spec.configs)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Timer
 from torch import nn
 
 from trainkit.losses import FocalLoss
@@ -141,6 +142,8 @@ class Projects(nn.Module):
         (Scores, "losses"),
         (Projects, "modules"),
         (torch.utils.data.DistributedSampler, "samplers"),
+        (torch.utils.data.DataLoader, "loaders"),
+        (Timer, "callbacks"),
         (torch.optim.SGD, "optimizers"),
     ],
 )

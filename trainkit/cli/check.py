@@ -21,7 +21,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command ``check``."""
     parser = subparsers.add_parser(
         "check",
-        help="hold your own loss, metric, module, optimizer or sampler to the conformance properties",
+        help="hold your own loss, metric, module, optimizer, sampler, loader or callback to the conformance properties",
         description="Hold a class to the properties that every part of trainkit has: exact gradients, precision under "
         "autocast, degenerate batches, two ranks and more. Exits with 1 if one does not hold.",
     )

@@ -8,14 +8,24 @@ import torch
 from torch import nn
 
 from trainkit._core.binding import accepted
-from trainkit.testing import losses, metrics, modules, optimizers, samplers
+from trainkit.testing import callbacks, loaders, losses, metrics, modules, optimizers, samplers
 from trainkit.testing.case import Case
 from trainkit.testing.kinds import KINDS, kind_for
+from trainkit.testing.loaders import build_loader
 from trainkit.testing.optimizers.common import build_optimizer, draw_parameters, usable_shapes
 from trainkit.testing.pool import Pool
 from trainkit.testing.properties import Outcome, Property, conform
 from trainkit.testing.samplers import build_sampler
-from trainkit.testing.spec import LossSpec, MetricSpec, ModuleSpec, OptimizerSpec, SamplerSpec, Spec
+from trainkit.testing.spec import (
+    CallbackSpec,
+    LoaderSpec,
+    LossSpec,
+    MetricSpec,
+    ModuleSpec,
+    OptimizerSpec,
+    SamplerSpec,
+    Spec,
+)
 
 __all__ = ["FAMILIES", "cases_of", "check", "family_of", "properties_for", "spec_for"]
 
@@ -42,6 +52,8 @@ FAMILIES: Mapping[str, tuple[type[Spec], tuple[Property, ...]]] = {
     "modules": (ModuleSpec, modules.PROPERTIES),
     "optimizers": (OptimizerSpec, optimizers.PROPERTIES),
     "samplers": (SamplerSpec, samplers.PROPERTIES),
+    "loaders": (LoaderSpec, loaders.PROPERTIES),
+    "callbacks": (CallbackSpec, callbacks.PROPERTIES),
 }
 """Families that have properties: the record of a part and the properties it is held to."""
 
@@ -67,6 +79,8 @@ def family_of(cls: type[Any], kind: str | None = None, init: Mapping[str, Any] |
         family = "metrics"
     elif issubclass(cls, torch.utils.data.Sampler):
         family = "samplers"
+    elif issubclass(cls, torch.utils.data.DataLoader):
+        family = "loaders"
     elif issubclass(cls, torch.optim.Optimizer):
         family = "optimizers"
     elif bases & {"lightning.Callback", "pytorch_lightning.Callback"}:
@@ -115,8 +129,8 @@ def spec_for(
         tried = f"{cls.__name__}({', '.join(f'{k}={v!r}' for k, v in init.items())})"
         raise ValueError(f"{cls.__name__}: tried {tried}, which raised {type(error).__name__}: {error}") from error
     configs = [init, *_probes(record, cls, init)]
-    if record is SamplerSpec:
-        return SamplerSpec(cls=cls, configs=configs)
+    if record in (SamplerSpec, LoaderSpec, CallbackSpec):
+        return record(cls=cls, configs=configs)
     if record is OptimizerSpec:
         return OptimizerSpec(cls=cls, configs=configs, decoupled=None)
     if record is ModuleSpec and cls.forward is nn.Module.forward:
@@ -136,9 +150,11 @@ def spec_for(
 
 
 def _build(record: type[Spec], cls: type[Any], config: Mapping[str, Any]) -> Any:
-    """The class in a configuration; samplers get a data set too, optimizers parameters."""
+    """The class in a configuration; samplers and loaders get a data set too, optimizers parameters."""
     if record is SamplerSpec:
         return build_sampler(SamplerSpec(cls=cls), config)
+    if record is LoaderSpec:
+        return build_loader(LoaderSpec(cls=cls), config)
     if record is OptimizerSpec:
         return build_optimizer(cls, config, draw_parameters(usable_shapes(cls, config)))
     return cls(**config)
@@ -179,7 +195,7 @@ def check(
     """Hold a class to the properties of its family, on one process and on a pool of two ranks.
 
     Args:
-        cls: A loss, metric, module, optimizer or sampler, importable by name.
+        cls: A loss, metric, module, optimizer, sampler, loader or callback, importable by name.
         kind: Name of the input kind, see :mod:`trainkit.testing.kinds`.
         init: Constructor arguments.
         family: Name of the family; None reads it from the class.

@@ -1,13 +1,13 @@
 """What a property says when it does not hold, and the one comparison that all properties use."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Fault", "as_tensor", "compare", "require", "same_shape_and_dtype"]
+__all__ = ["Fault", "as_tensor", "compare", "refusal", "require", "same_shape_and_dtype"]
 
 
 @dataclass
@@ -100,6 +100,17 @@ def compare(
     )
     if not close:
         raise Fault(what, b, a, rank, ranks)
+
+
+def refusal(cls: type[Any], call: Callable[[], Any], error: type[Exception], what: str) -> str:
+    """Text of the error that ``call`` must raise, which must name ``cls``."""
+    try:
+        call()
+    except error as refused:
+        text = str(refused)
+        require(cls.__name__ in text, what, f"a text with {cls.__name__}", text)
+        return text
+    raise Fault(what, error.__name__, "no exception")
 
 
 def require(condition: bool, what: str, expected: Any, got: Any) -> None:

@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -22,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from trainkit.testing.case import Case
-from trainkit.testing.faults import Fault, require
+from trainkit.testing.faults import refusal, require
 from trainkit.testing.properties import collect, prop
 from trainkit.testing.spec import SamplerSpec
 
@@ -181,23 +182,14 @@ def copies(case: SamplerCase) -> None:
 @prop("S7", "errors", needs=_other_kind)
 def errors(case: SamplerCase) -> None:
     """A batch size that the ranks don't divide raises an error with both numbers; so do the listed bad calls."""
-    batch = _batch(case)
-    text = _refusal(case, ValueError, f"batch size {batch} on {batch + 1} ranks", {"num_replicas": batch + 1})
+    batch, cls = _batch(case), case.spec.cls
+    divides = f"batch size {batch} on {batch + 1} ranks"
+    text = refusal(cls, partial(build_sampler, case.spec, case.config, num_replicas=batch + 1), ValueError, divides)
     require(str(batch) in text and str(batch + 1) in text, "error", f"a text with {batch} and {batch + 1}", text)
     for bad in case.spec.errors if case.index == 0 else ():
-        text = _refusal(case, bad.error, f"call with {', '.join(bad.config)}", bad.config)
-        require(bad.match in text, f"error for {', '.join(bad.config)}", bad.match, text)
-
-
-def _refusal(case: SamplerCase, error: type[Exception], what: str, changes: Mapping[str, Any]) -> str:
-    """Text of the error, which must name the class."""
-    try:
-        build_sampler(case.spec, case.config, **changes)
-    except error as refused:
-        text = str(refused)
-        require(case.spec.cls.__name__ in text, what, f"a text with {case.spec.cls.__name__}", text)
-        return text
-    raise Fault(what, error.__name__, "no exception")
+        what = f"call with {', '.join(bad.config)}"
+        text = refusal(cls, partial(build_sampler, case.spec, case.config, **bad.config), bad.error, what)
+        require(bad.match in text, what, bad.match, text)
 
 
 @contextmanager
@@ -272,6 +264,24 @@ def small(case: SamplerCase) -> None:
             require(len(seen) < MANY, what, "an end", f"more than {MANY}")
             require(set(seen) <= set(range(length)), what, f"below {length}", seen)
             require(replaces or len(set(seen)) == len(seen), what, "each at most once", seen)
+
+
+def _no_reference(case: SamplerCase) -> str | None:
+    return _other_kind(case) or (None if case.spec.reference else "there is no reference")
+
+
+@prop("S10", "reference", needs=_no_reference)
+def reference(case: SamplerCase) -> None:
+    """On one process the order of two epochs is that of the reference."""
+    for length in LENGTHS:
+        for epoch in range(2):
+            if case.spec.reference is not None:
+                config = {case.spec.batch_size: BATCH, **case.config}
+                expected, got = (
+                    case.spec.reference(rows=length, epoch=epoch, **config),
+                    _order(_make(case, length), epoch),
+                )
+                require(got == expected, f"order of epoch {epoch}, {length} rows", expected, got)
 
 
 PROPERTIES = collect(sys.modules[__name__])

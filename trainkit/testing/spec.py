@@ -12,8 +12,10 @@ from torch import Tensor
 
 __all__ = [
     "BadCall",
+    "CallbackSpec",
     "Golden",
     "Invariance",
+    "LoaderSpec",
     "LossSpec",
     "MetricSpec",
     "ModuleSpec",
@@ -179,6 +181,8 @@ class OptimizerSpec(Spec):
 class SamplerSpec(Spec):
     """Record of a sampler; ``configs`` hold everything but ``num_replicas`` and ``rank``.
 
+    ``reference(rows, epoch, **config)`` gives the order of an epoch on one process.
+
     Args:
         batch_size: Name of the constructor argument that holds the global batch size.
         dataset: Gives the first constructor argument for a number of rows.
@@ -186,3 +190,21 @@ class SamplerSpec(Spec):
 
     batch_size: str = "batch_size"
     dataset: Callable[[int], Any] = range
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSpec(Spec):
+    """Record of a loader that can be resumed; its first argument is the data set, ``configs`` hold the rest.
+
+    ``reference(rows, epoch, **config)`` gives the row numbers of each batch of an epoch on one process.
+
+    Args:
+        batch_size: Name of the constructor argument that holds the global batch size.
+    """
+
+    batch_size: str = "batch_size"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallbackSpec(Spec):
+    """Record of a Lightning callback."""

@@ -100,18 +100,33 @@ class NeedsAGroup(BatchSampler):
         super().__init__(dataset, batch_size, num_replicas, rank, shuffle, seed)
 
 
+class StartsWithTheNextEpoch(BatchSampler):
+    def order(self):
+        self.epoch += 1
+        try:
+            return super().order()
+        finally:
+            self.epoch -= 1
+
+
 class FillsTheBatch(BatchSampler):
     def order(self):
         order = super().order()
         return order * self.batch_size if 0 < len(order) < self.batch_size else order
 
 
-def record(cls):
+def reference(rows, epoch, batch_size, shuffle=True, seed=0):
+    generator = torch.Generator().manual_seed(1000 * seed + epoch)
+    return torch.randperm(rows, generator=generator).tolist() if shuffle else list(range(rows))
+
+
+def record(cls, reference=None):
     bad = (BadCall(ValueError, "batch_size must be >= 1, got 0", {"batch_size": 0}),)
-    return SamplerSpec(cls=cls, configs=({"batch_size": 4}, {"batch_size": 8, "shuffle": False}), errors=bad)
+    configs = ({"batch_size": 4}, {"batch_size": 8, "shuffle": False})
+    return SamplerSpec(cls=cls, configs=configs, errors=bad, reference=reference)
 
 
-GOOD = record(BatchSampler)
+GOOD = record(BatchSampler, reference)
 
 BROKEN = (
     Broken("S1", record(YieldsTensors)),
@@ -123,4 +138,5 @@ BROKEN = (
     Broken("S7", record(TakesAnyBatchSize)),
     Broken("S8", record(NeedsAGroup)),
     Broken("S9", record(FillsTheBatch)),
+    Broken("S10", record(StartsWithTheNextEpoch, reference)),
 )
