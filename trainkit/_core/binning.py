@@ -64,14 +64,15 @@ def equal_width_index(scores: Tensor, n_bins: int, closed: Closed = "left") -> T
         closed: ``"left"`` for bins [a, b), ``"right"`` for (a, b].
     """
     edges = equal_width_edges(n_bins, scores.device)
-    values = scores.to(edges.dtype)
-    # A guess that rounding puts at most one bin off, set right by its edges; a search would take four times as long.
+    values = scores.to(edges.dtype).reshape(-1)
+    # A guess that rounding puts at most one bin off, set right by its edges; a search would take three times as long.
     index = (values * n_bins).long().clamp_(0, n_bins - 1)
-    low = edges[index]
-    index -= (values < low if closed == "left" else values <= low).long()
-    high = edges[index + 1]
-    index += (values >= high if closed == "left" else values > high).long()
-    return index.clamp_(0, n_bins - 1)
+    low, high = edges.index_select(0, index), edges[1:].index_select(0, index)
+    if closed == "left":
+        index = index - (values < low).long() + (values >= high).long()
+    else:
+        index = index - (values <= low).long() + (values > high).long()
+    return index.clamp_(0, n_bins - 1).view(scores.shape)
 
 
 def _split_ranks(before: Tensor, total: Tensor, n_bins: int) -> Tensor:

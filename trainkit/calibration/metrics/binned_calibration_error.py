@@ -169,7 +169,7 @@ class BinnedCalibrationError(BinnedMetric):
         ``ties="together"`` follows the code of the reference below: bin b begins at the score of rank
         round(b n / n_bins), and bins may be empty. A target of probabilities counts as so many hits. State for equal
         width: three fp64 sums a bin (fp32 on mps). For equal mass the whole sample is kept and memory grows with it,
-        12 bytes or so a score, gathered over the ranks; ``exact=False`` keeps sums over 16384 cells in its place and
+        6 bytes for each fp32 score, gathered over the ranks; ``exact=False`` keeps sums over 16384 cells in its place and
         moves each cell as a whole, so that the value is an approximation. All are the same over any split into batches
         and ranks, except that ``ties="split"`` depends on the order of equal scores. Metrics that differ only in norm,
         weighting and such share their state in a MetricCollection. A large batch is read in blocks of rows, each
