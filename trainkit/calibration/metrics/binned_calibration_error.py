@@ -161,15 +161,15 @@ class BinnedCalibrationError(BinnedMetric):
         >>> folded = BinnedCalibrationError(task="binary", reduce="top_label", n_bins=4, input_kind="probs")
         >>> folded.update(p, target)
         >>> folded.compute()
-        tensor(0.1250, dtype=torch.float64)
+        tensor(0.2250, dtype=torch.float64)
 
     Note:
         Scores of 0 and 1 are in the first and the last bin, whatever ``closed`` says. A class without scores above
         the threshold has the error 0 and counts in the mean; the weights of its bins are shares of what was kept.
         ``ties="together"`` follows the code of the reference below: bin b begins at the score of rank
         round(b n / n_bins), and bins may be empty. A target of probabilities counts as so many hits. State for equal
-        width: three fp64 sums a bin (fp32 on mps). For equal mass the whole sample is kept and memory grows with it,
-        6 bytes for each fp32 score, gathered over the ranks; ``exact=False`` keeps sums over 16384 cells in its place and
+        width: three fp64 sums a bin (fp32 on mps). For equal mass the whole sample is kept and memory grows with it, 6
+        bytes for each fp32 score, gathered over the ranks; ``exact=False`` keeps sums over 16384 cells in its place and
         moves each cell as a whole, so that the value is an approximation. All are the same over any split into batches
         and ranks, except that ``ties="split"`` depends on the order of equal scores. Metrics that differ only in norm,
         weighting and such share their state in a MetricCollection. A large batch is read in blocks of rows, each
