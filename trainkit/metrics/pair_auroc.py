@@ -16,8 +16,7 @@ from trainkit._core.checks import (
     reject,
     values_checked,
 )
-from trainkit._core.metric import StreamingMetric, sum_dtype
-from trainkit.metrics._rows import RowMetric
+from trainkit._core.metric import RowMetric, StreamingMetric, sum_dtype
 
 __all__ = ["BinnedPairAUROC", "PairAUROC", "binned_pair_auroc", "pair_auroc"]
 

@@ -5,12 +5,22 @@ from typing import Any
 
 import torch
 
-from trainkit.calibration.metrics import BrierScore, NegativeLogLikelihood
+from trainkit._core.binning import equal_width_index
+from trainkit.calibration.metrics import (
+    AdaptiveCalibrationError,
+    BinnedCalibrationError,
+    BrierScore,
+    ClasswiseECE,
+    NegativeLogLikelihood,
+    ReliabilityDiagram,
+    ThresholdedACE,
+)
 
 
 def value(metric, record: Mapping[str, Any]):
-    logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
-    metric.update(logits, torch.tensor(record["inputs"]["labels"]))
+    inputs = record["inputs"]
+    logits = torch.tensor(inputs["logits"] if "logits" in inputs else inputs["probs"], dtype=torch.float64)
+    metric.update(logits, torch.tensor(inputs["labels"]))
     return metric.compute()
 
 
@@ -23,4 +33,70 @@ def negative_log_likelihood(record):
     return {"value": value(NegativeLogLikelihood(), record)}
 
 
-NAMES = {"BrierScore": brier, "NegativeLogLikelihood": negative_log_likelihood}
+def calibration_error(record):
+    return {"value": value(BinnedCalibrationError(**record["params"]), record)}
+
+
+def debiased(record):
+    return {
+        "value": value(BinnedCalibrationError(**record["params"]), record),
+        "squared": value(BinnedCalibrationError(**record["params"], squared=True), record),
+    }
+
+
+def binary_edges(record):
+    params = record["params"]
+    scores = torch.tensor(record["inputs"]["probs"], dtype=torch.float64)
+    bins = {name: params[name] for name in ("task", "n_bins", "closed")}
+    return {
+        "value": value(BinnedCalibrationError(**params, input_kind="probs"), record),
+        "bin_index": equal_width_index(scores, params["n_bins"], params["closed"]),
+        "count": value(ReliabilityDiagram(**bins, input_kind="probs"), record)["count"],
+    }
+
+
+def classes(record):
+    return len(record["inputs"]["logits"][0])
+
+
+def general(record):
+    """The reference code keeps equal scores in one bin."""
+    params = record["params"]
+    metric = BinnedCalibrationError(
+        num_classes=classes(record),
+        n_bins=params["num_bins"],
+        norm=params["norm"],
+        binning={"even": "equal_width", "adaptive": "equal_mass"}[params["binning_scheme"]],
+        reduce="top_label" if params["max_prob"] else "classwise" if params["class_conditional"] else "all",
+        threshold=params.get("threshold", 0.0),
+        ties="together",
+    )
+    return {"value": value(metric, record)}
+
+
+def by_class(cls, record):
+    params = record["params"]
+    options = {"num_classes": classes(record), "n_bins": params["n_bins"]}
+    settings = {**options, **{k: params[k] for k in ("norm", "binning", "threshold") if k in params}}
+    own = {**options, **({"threshold": params["threshold"]} if params.get("threshold") else {})}
+    return {
+        "value": value(cls(**own), record),
+        "per_class": value(BinnedCalibrationError(**settings, reduce="classwise", per_class=True), record),
+    }
+
+
+def adaptive(record):
+    return by_class(ThresholdedACE if record["params"]["threshold"] else AdaptiveCalibrationError, record)
+
+
+NAMES = {
+    "AdaptiveCalibrationError": adaptive,
+    "BrierScore": brier,
+    "CalibrationError.binary_edges": binary_edges,
+    "CalibrationError.debiased_l2": debiased,
+    "CalibrationError.top_label": calibration_error,
+    "CalibrationError.top_label_equal_mass": calibration_error,
+    "ClasswiseCalibrationError": lambda record: by_class(ClasswiseECE, record),
+    "NegativeLogLikelihood": negative_log_likelihood,
+    **{f"GeneralCalibrationError.{kind}": general for kind in ("ACE", "ECE", "RMSCE", "SCE", "SCE_l2", "TACE")},
+}

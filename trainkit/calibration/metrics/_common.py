@@ -1,6 +1,7 @@
 """What the calibration metrics share: the form that predictions and targets of every task are brought into."""
 
 import math
+from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
@@ -20,13 +21,16 @@ from trainkit._core.metric import sum_dtype
 from trainkit._core.numerics import fp32_region
 from trainkit._core.typing import InputKind
 
-__all__ = ["Predictions", "Task", "canonicalize", "check_task"]
+__all__ = ["Predictions", "Task", "canonicalize", "canonicalized_blocks", "check_classes", "check_task"]
 
 Task: TypeAlias = Literal["binary", "multiclass", "multilabel"]
 Rule: TypeAlias = tuple[str, str, Tensor, Tensor]
 
 SUM_SLACK = 1e-2
 """How far from one a row of probabilities may sum: what rounding to bf16 can do."""
+
+BLOCK = 2**18
+"""Predictions that are brought into form at once: a large batch takes the memory of a few of these, not of copies."""
 
 BOUND_SLACK = 1e-6
 """How far above one a probability may lie: what averaging in fp32 can do."""
@@ -67,6 +71,12 @@ def check_task(owner: str, task: str, input_kind: str, ignore_index: int) -> Non
     check_integer(owner, "ignore_index", ignore_index)
 
 
+def check_classes(owner: str, logits: Tensor, task: str, num_classes: int | None) -> None:
+    """Require the number of classes that was told, if one was."""
+    if num_classes is not None and task != "binary" and logits.shape[1] != num_classes:
+        reject(owner, "logits", f"have shape (N, {num_classes}, ...), where num_classes={num_classes}", logits)
+
+
 def _flat(values: Tensor) -> Tensor:
     """(N, K, ...) as (M, K)."""
     return values.movedim(1, -1).reshape(-1, values.shape[1])
@@ -77,6 +87,17 @@ def _neutral(input_kind: InputKind, classes: int) -> float:
     if input_kind == "logits":
         return 0.0
     return 1 / classes if input_kind == "probs" else -math.log(classes)
+
+
+def _plainly_fine(logits: Tensor, input_kind: InputKind, rows: bool) -> bool:
+    """Whether extremes and sums show that the values keep the rules, at a quarter of the cost; False says nothing."""
+    if logits.device.type != "cpu" or not logits.numel() or input_kind == "log_probs":
+        return False
+    low, high = logits.aminmax()
+    if input_kind == "logits":
+        return bool(low.isfinite() & high.isfinite())
+    inside = bool((low >= 0) & (high <= 1 + BOUND_SLACK))
+    return inside and (not rows or bool(((logits.sum(1) - 1).abs() <= SUM_SLACK).all()))
 
 
 def _value_rules(logits: Tensor, input_kind: InputKind, rows: bool) -> list[Rule]:
@@ -188,9 +209,11 @@ def canonicalize(
     valid = _valid(target, task, ignore_index)
     check_same_shape(owner, "the targets", valid.shape, weight=weight)
     neutral = _neutral(input_kind, logits.shape[1] if rows else 2)
-    logits = torch.where(valid.unsqueeze(1) if rows else valid, logits, neutral)
+    # Reading the device would cost more than the copy, but on the CPU.
+    if logits.device.type != "cpu" or torch.compiler.is_compiling() or not valid.all():
+        logits = torch.where(valid.unsqueeze(1) if rows else valid, logits, neutral)
     if values_checked(validate_args):
-        rules = _value_rules(logits, input_kind, rows)
+        rules = [] if _plainly_fine(logits, input_kind, rows) else _value_rules(logits, input_kind, rows)
         rules += _target_rules(target, valid, task, logits.shape[1] if rows else 2, ignore_index)
         if weight is not None:
             rules.append(("weight", "be finite and >= 0", weight, weight.isfinite() & (weight >= 0)))
@@ -215,3 +238,46 @@ def _flat_target(target: Tensor, valid: Tensor, task: Task, dtype: torch.dtype) 
 def _by_label(values: Tensor, task: Task) -> Tensor:
     """One entry a target, (M,); the labels of a multilabel target follow one another."""
     return _flat(values).reshape(-1) if task == "multilabel" else values.reshape(-1)
+
+
+def canonicalized_blocks(
+    owner: str,
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    *,
+    task: Task,
+    input_kind: InputKind,
+    ignore_index: int,
+    validate_args: bool,
+) -> Iterator[Predictions]:
+    """:func:`canonicalize` of the batch in blocks of rows, so that no copy of a large batch is made.
+
+    Blocks are of whole entries of dimension 0. An error is that of the whole batch, with positions in it.
+    """
+    whole = (logits, target, weight)
+
+    def form(inputs: tuple[Tensor, Tensor, Tensor | None]) -> Predictions:
+        return canonicalize(
+            owner,
+            *inputs,
+            task=task,
+            input_kind=input_kind,
+            ignore_index=ignore_index,
+            validate_args=validate_args,
+        )
+
+    given = [value for value in whole if value is not None]
+    sliced = all(isinstance(value, Tensor) and value.dim() and len(value) == len(logits) for value in given)
+    if not sliced or logits.numel() <= BLOCK:
+        yield form(whole)
+        return
+    step = max(1, BLOCK * len(logits) // logits.numel())
+    for start in range(0, len(logits), step):
+        rows = slice(start, start + step)
+        try:
+            block = form((logits[rows], target[rows], None if weight is None else weight[rows]))
+        except (TypeError, ValueError):
+            form(whole)
+            raise
+        yield block

@@ -10,7 +10,7 @@ from torch import Tensor
 from trainkit._core.checks import check_flag, check_integer, reject
 from trainkit._core.metric import StreamingMetric, mean_or_nan
 from trainkit._core.typing import InputKind
-from trainkit.calibration.metrics._common import Predictions, Task, canonicalize, check_task
+from trainkit.calibration.metrics._common import Predictions, Task, canonicalize, check_classes, check_task
 
 __all__ = ["NegativeLogLikelihood", "negative_log_likelihood"]
 
@@ -26,11 +26,6 @@ def _check(
         check_integer(owner, "num_classes", num_classes, minimum=1)
     elif per_class and task != "binary":
         reject(owner, "num_classes", "be given for per_class", num_classes)
-
-
-def _check_classes(owner: str, logits: Tensor, task: Task, num_classes: int | None) -> None:
-    if num_classes is not None and task != "binary" and logits.shape[1] != num_classes:
-        reject(owner, "logits", f"have shape (N, {num_classes}, ...), where num_classes={num_classes}", logits)
 
 
 class _Sums(NamedTuple):
@@ -100,7 +95,7 @@ def negative_log_likelihood(
         ignore_index=ignore_index,
         validate_args=validate_args,
     )
-    _check_classes(owner, logits, task, num_classes)
+    check_classes(owner, logits, task, num_classes)
     sums = _sums(inputs, per_class, num_classes if task == "multilabel" else None)
     if sums.clamped:
         _warn_clamped(owner, sums.clamped)
@@ -196,7 +191,7 @@ class NegativeLogLikelihood(StreamingMetric):
             ignore_index=self.ignore_index,
             validate_args=self.validate_args,
         )
-        _check_classes("NegativeLogLikelihood", logits, self.task, self.num_classes)
+        check_classes("NegativeLogLikelihood", logits, self.task, self.num_classes)
         sums = _sums(inputs, self.per_class, self.num_classes if self.task == "multilabel" else None)
         self.total = self.total + sums.total
         self.weight_sum = self.weight_sum + sums.weight_sum

@@ -1,0 +1,253 @@
+"""What the metrics of binned scores share: which scores they look at, their bins, and the state that holds them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from trainkit._core.binning import (
+    Binning,
+    BinSums,
+    Closed,
+    Ties,
+    bin_sums,
+    equal_mass_edges,
+    equal_mass_index,
+    equal_width_edges,
+    equal_width_index,
+)
+from trainkit._core.checks import check_choice, check_flag, check_integer, check_number, reject
+from trainkit._core.metric import RowMetric, sum_dtype
+from trainkit._core.typing import InputKind
+from trainkit.calibration.metrics._common import Predictions, Task, canonicalized_blocks, check_classes, check_task
+
+__all__ = ["BinnedMetric", "BinnedScores", "Reduce", "Scheme", "binned_once"]
+
+Reduce: TypeAlias = Literal["top_label", "classwise", "all"]
+Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
+
+CELLS = 2**14
+"""Cells of the histogram that stands in for the sample where that is not kept."""
+
+
+@dataclass(frozen=True)
+class BinnedScores:
+    """Sums over bins and the edges between these.
+
+    Args:
+        sums: Of shape (B,), or (G, B) for one row of bins a class.
+        edges: (B + 1,) or (G, B + 1).
+    """
+
+    sums: BinSums
+    edges: Tensor
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Which scores are looked at, and how they are put into bins: all that the states of a binned metric depend on."""
+
+    task: Task
+    num_classes: int | None
+    n_bins: int
+    binning: Binning
+    reduce: Reduce | None
+    threshold: float
+    closed: Closed
+    ties: Ties
+    exact: bool
+    input_kind: InputKind
+    ignore_index: int
+
+    def check(self, owner: str) -> None:
+        check_task(owner, self.task, self.input_kind, self.ignore_index)
+        check_integer(owner, "n_bins", self.n_bins, minimum=1)
+        check_choice(owner, "binning", self.binning, ("equal_width", "equal_mass"))
+        if self.reduce is not None:
+            check_choice(owner, "reduce", self.reduce, ("top_label", "classwise", "all"))
+        check_number(owner, "threshold", self.threshold, minimum=0, maximum=1, open_maximum=True)
+        check_choice(owner, "closed", self.closed, ("left", "right"))
+        check_choice(owner, "ties", self.ties, ("split", "together"))
+        check_flag(owner, exact=self.exact)
+        if self.num_classes is not None:
+            check_integer(owner, "num_classes", self.num_classes, minimum=1)
+        elif self.reduce == "classwise" and self.task != "binary":
+            reject(owner, "num_classes", "be given for reduce='classwise'", self.num_classes)
+        if self.binning == "equal_width" and not self.exact:
+            reject(owner, "exact", "be True for binning='equal_width', which is exact without the sample", self.exact)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the whole sample is needed."""
+        return self.binning == "equal_mass" and self.exact
+
+    @property
+    def groups(self) -> int | None:
+        """Number of classes that have bins of their own; None if all scores share one row of bins."""
+        if self.reduce != "classwise":
+            return None
+        return 1 if self.task == "binary" or self.num_classes is None else self.num_classes
+
+    @property
+    def cells(self) -> int:
+        """Cells of equal width that sums are kept of."""
+        return CELLS if self.binning == "equal_mass" else self.n_bins
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a state of sums."""
+        return (self.cells,) if self.groups is None else (self.groups, self.cells)
+
+    def rows(
+        self, owner: str, logits: Tensor, target: Tensor, weight: Tensor | None, validate_args: bool
+    ) -> Iterator[Rows]:
+        """Scores, (M, G), hits as the scores, and weights, (M, G) or (M, 1), in blocks that together are the batch."""
+        for block in canonicalized_blocks(
+            owner,
+            logits,
+            target,
+            weight,
+            task=self.task,
+            input_kind=self.input_kind,
+            ignore_index=self.ignore_index,
+            validate_args=validate_args,
+        ):
+            check_classes(owner, logits, self.task, self.num_classes)
+            yield self._reduced(block)
+
+    def cell_sums(self, rows: Iterable[Rows]) -> BinSums:
+        """Sums of a batch over cells of equal width."""
+        groups = self.groups or 1
+        total: Tensor | None = None
+        for scores, hits, weight in rows:
+            index = equal_width_index(scores, self.cells, self.closed)
+            if groups > 1:
+                index += torch.arange(groups, device=index.device) * self.cells
+            sums = bin_sums(index, groups * self.cells, scores, hits, self._kept(scores, weight))
+            own = torch.stack(sums).view(3, *self.shape)
+            total = own if total is None else total.add_(own)
+        if total is None:
+            raise ValueError("a batch is at least one block of rows, got none")
+        return BinSums(*total)
+
+    def binned(self, scores: Tensor, hits: Tensor, weight: Tensor) -> BinnedScores:
+        """Bins of equal mass of the sample, as :meth:`rows` gives it."""
+        weight = self._kept(scores, weight)
+        return self._equal_mass(scores.unbind(1), hits.unbind(1), weight.unbind(1))
+
+    def rebinned(self, sums: BinSums) -> BinnedScores:
+        """Bins from cells: those of equal width as they are, those of equal mass with each cell in one piece."""
+        if self.binning == "equal_width":
+            edges = equal_width_edges(self.n_bins, sums.weight.device)
+            return BinnedScores(sums, edges.expand(*self.shape[:-1], -1))
+        weight, scores, hits = (part.reshape(-1, self.cells) for part in sums)
+        return self._equal_mass(scores / weight, hits / weight, weight)
+
+    def _reduced(self, inputs: Predictions) -> Rows:
+        values, target, weight = inputs.values, inputs.target, inputs.weight.unsqueeze(1)
+        soft = target.is_floating_point()
+        if self.reduce == "top_label" or (self.reduce is None and self.task == "multiclass"):
+            values, top = values.max(1, keepdim=True)
+            hits = target.gather(1, top) if soft else target.unsqueeze(1) == top
+        elif self.task == "multiclass":
+            hits = target if soft else target.unsqueeze(1) == torch.arange(values.shape[1], device=values.device)
+            if self.reduce != "classwise":
+                weight = weight.expand_as(values).reshape(-1, 1)
+                values, hits = values.reshape(-1, 1), hits.reshape(-1, 1)
+        else:
+            shape = (-1, self.groups or 1)
+            hits = (target[:, 1] if soft else target == 1).reshape(shape)
+            values, weight = values[:, 1].reshape(shape), weight.reshape(shape)
+        return values.exp() if inputs.logarithmic else values, hits, weight
+
+    def _kept(self, scores: Tensor, weight: Tensor) -> Tensor:
+        """Weights as the scores, zero for those that the threshold leaves out."""
+        weight = weight.to(sum_dtype(scores.device)).expand_as(scores)
+        return torch.where(scores > self.threshold, weight, 0) if self.threshold else weight
+
+    def _equal_mass(self, scores: Iterable[Tensor], hits: Iterable[Tensor], weight: Iterable[Tensor]) -> BinnedScores:
+        """Bins of equal mass for each class in turn."""
+        sums, edges = [], []
+        for s, a, w in zip(scores, hits, weight, strict=True):
+            kept = w > 0
+            s, a, w = s[kept], a[kept], w[kept]
+            index = equal_mass_index(s, w, self.n_bins, self.ties)
+            sums.append(torch.stack(bin_sums(index, self.n_bins, s, a, w)))
+            edges.append(equal_mass_edges(index, s, self.n_bins))
+        shape = self.shape[:-1]
+        return BinnedScores(
+            BinSums(*torch.stack(sums, 1).view(3, *shape, self.n_bins)), torch.stack(edges).view(*shape, -1)
+        )
+
+
+class BinnedMetric(RowMetric):
+    """A metric of binned scores; those with the same :class:`Scheme` have the same states and may share them.
+
+    Args:
+        scheme: Which scores are looked at, and their bins.
+        validate_args: Whether values of the inputs are checked.
+    """
+
+    bin_weight: Tensor
+    bin_score: Tensor
+    bin_hit: Tensor
+    scores: Tensor
+    hits: Tensor
+    weights: Tensor
+
+    def __init__(self, scheme: Scheme, validate_args: bool = True) -> None:
+        super().__init__(validate_args)
+        scheme.check(type(self).__name__)
+        self._scheme = scheme
+        for setting in fields(scheme):
+            setattr(self, setting.name, getattr(scheme, setting.name))
+        if scheme.keeps_rows:
+            self.add_rows("scores", "hits", "weights")
+        else:
+            self.add_sums("bin_weight", "bin_score", "bin_hit", shape=scheme.shape)
+        self.tell_apart(scheme, family="BinnedMetric")
+
+    def update(self, logits: Tensor, target: Tensor, *, weight: Tensor | None = None) -> None:
+        scheme = self._scheme
+        rows = scheme.rows(type(self).__name__, logits, target, weight, self.validate_args)
+        if scheme.keeps_rows:
+            for name, parts in zip(("scores", "hits", "weights"), kept_rows(rows, weight is None), strict=True):
+                self.append(name, parts)
+            return
+        sums = scheme.cell_sums(rows)
+        self.bin_weight = self.bin_weight + sums.weight
+        self.bin_score = self.bin_score + sums.score
+        self.bin_hit = self.bin_hit + sums.hit
+
+    def binned(self) -> BinnedScores:
+        """What has come so far, in bins."""
+        if not self._scheme.keeps_rows:
+            return self._scheme.rebinned(BinSums(self.bin_weight, self.bin_score, self.bin_hit))
+        if not len(self.scores):
+            empty = self.scores.new_zeros(0, self._scheme.groups or 1)
+            return self._scheme.binned(empty, empty, empty)
+        return self._scheme.binned(self.scores, self.hits, self.weights)
+
+
+def kept_rows(rows: Iterable[Rows], unweighted: bool) -> Rows:
+    """Rows of a batch in one piece without those that weigh nothing, in dtypes that take the least memory."""
+    parts = []
+    for scores, hits, weight in rows:
+        kept = (weight > 0).any(1)
+        short = weight[kept].to(torch.uint8) if unweighted else weight[kept]
+        parts.append((scores[kept], hits[kept].to(torch.uint8 if hits.dtype == torch.bool else hits.dtype), short))
+    scores, hits, weights = (torch.cat(part) for part in zip(*parts, strict=True))
+    return scores, hits, weights
+
+
+def binned_once(
+    owner: str, scheme: Scheme, logits: Tensor, target: Tensor, weight: Tensor | None, validate_args: bool
+) -> BinnedScores:
+    """Bins of one batch, the same to the last bit as those of a metric after one update."""
+    scheme.check(owner)
+    rows = scheme.rows(owner, logits, target, weight, validate_args)
+    if scheme.keeps_rows:
+        return scheme.binned(*kept_rows(rows, weight is None))
+    return scheme.rebinned(scheme.cell_sums(rows))
