@@ -1,3 +1,4 @@
 """Callbacks for Lightning that attach to any ``LightningModule``."""
 
+from trainkit.callbacks.non_finite_guard import *
 from trainkit.callbacks.step_seed import *
