@@ -377,7 +377,7 @@ def test_plot_without_matplotlib_says_what_to_install(monkeypatch):
 
 
 def test_plot_with_matplotlib():
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="drawing with matplotlib needs the extra plots")
     metric = ReliabilityDiagram(n_bins=5)
     metric.update(*drawn())
     _, axes = metric.plot()

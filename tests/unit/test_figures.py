@@ -127,7 +127,7 @@ def test_wrong_figures_say_so(make, words):
 
 
 def test_matplotlib_draws_every_mark():
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="drawing with matplotlib needs the extra plots")
     canvas, axes = to_matplotlib("Test", EVERYTHING)
     assert len(axes) == 3
     canvas.canvas.draw()

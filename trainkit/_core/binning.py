@@ -5,6 +5,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from trainkit._core.numerics import sum_dtype
+
 __all__ = [
     "BinSums",
     "Binning",
@@ -39,18 +41,13 @@ class BinSums(NamedTuple):
     hit: Tensor
 
 
-def _double(device: torch.device) -> torch.dtype:
-    """fp64, except on mps, which has none."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def equal_width_edges(n_bins: int, device: torch.device | None = None) -> Tensor:
     """The ``n_bins`` + 1 edges of bins of equal width, to the last bit those of ``numpy.linspace``.
 
     torch.linspace counts the second half down from one, which puts a score such as 0.6 into another of five bins.
     """
     device = device or torch.device("cpu")
-    edges = torch.arange(n_bins + 1, dtype=_double(device), device=device) * (1 / n_bins)
+    edges = torch.arange(n_bins + 1, dtype=sum_dtype(device), device=device) * (1 / n_bins)
     edges[-1] = 1
     return edges
 
@@ -107,7 +104,7 @@ def equal_mass_index(scores: Tensor, weight: Tensor, n_bins: int, ties: Ties = "
     if not len(scores):
         return torch.zeros(0, dtype=torch.int64, device=scores.device)
     ordered, order = scores.sort(stable=True)
-    weights = weight.to(_double(scores.device))[order]
+    weights = weight.to(sum_dtype(scores.device))[order]
     mass = weights.cumsum(0)
     before = mass - weights
     if ties == "split":
@@ -125,7 +122,7 @@ def equal_mass_edges(index: Tensor, scores: Tensor, n_bins: int) -> Tensor:
         scores: (n,)
         n_bins: Number of bins; an empty one ends where it begins.
     """
-    edges = torch.ones(n_bins + 1, dtype=_double(scores.device), device=scores.device)
+    edges = torch.ones(n_bins + 1, dtype=sum_dtype(scores.device), device=scores.device)
     edges[:-1].scatter_reduce_(0, index, scores.to(edges.dtype), "amin")
     edges = edges.flip(0).cummin(0).values.flip(0)
     edges[0] = 0
@@ -142,7 +139,7 @@ def bin_sums(index: Tensor, size: int, scores: Tensor, hits: Tensor, weight: Ten
         hits: As ``index``: booleans, or chances.
         weight: As ``index``.
     """
-    dtype = _double(scores.device)
+    dtype = sum_dtype(scores.device)
     cells, weights = index.reshape(-1), weight.to(dtype).reshape(-1)
     sums = weights.new_zeros(3, size)
     sums[0].scatter_add_(0, cells, weights)

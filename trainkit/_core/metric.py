@@ -12,16 +12,12 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from trainkit._core.checks import check_flag, reject
+from trainkit._core.numerics import sum_dtype
 from trainkit._core.repr import hyper_parameters
 
-__all__ = ["RowMetric", "StreamingMetric", "mean_or_nan", "sum_dtype"]
+__all__ = ["RowMetric", "StreamingMetric", "mean_or_nan"]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int64)
-
-
-def sum_dtype(device: torch.device) -> torch.dtype:
-    """Precision of sums over a data set: fp64, except on mps, which has none."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def mean_or_nan(owner: str, total: Tensor, weight_sum: Tensor, warn: bool = True) -> Tensor:

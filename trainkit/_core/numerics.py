@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["at_most", "fp32_region", "log1m_softmax", "log_floor", "safe_normalize", "softplus", "upcast"]
+__all__ = ["at_most", "fp32_region", "log1m_softmax", "log_floor", "safe_normalize", "softplus", "sum_dtype", "upcast"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,6 +71,11 @@ def safe_normalize(x: Tensor, dim: int = 1, eps: float = 1e-12) -> Tensor:
     unit = torch.where((peak > 0) & peak.isfinite(), torch.exp2(peak.log2().floor()), 1.0)
     scaled = x / unit
     return scaled / torch.maximum(torch.linalg.vector_norm(scaled, dim=dim, keepdim=True), eps / unit)
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """Precision of sums over a data set: fp64, except on mps, which has none."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def at_most(count: int, limit: int) -> bool:

@@ -14,8 +14,8 @@ from trainkit._core.checks import (
     reject,
     values_checked,
 )
-from trainkit._core.metric import RowMetric, sum_dtype
-from trainkit._core.numerics import fp32_region, safe_normalize
+from trainkit._core.metric import RowMetric
+from trainkit._core.numerics import fp32_region, safe_normalize, sum_dtype
 
 __all__ = ["BLOCK", "FirstHit", "PairMetric", "blocks", "check_embeddings", "check_ids", "expected_gain", "first_hits"]
 

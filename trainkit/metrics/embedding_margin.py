@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from trainkit._core.checks import check_flag, check_same_shape, reject
-from trainkit._core.metric import StreamingMetric, sum_dtype
-from trainkit._core.numerics import fp32_region
+from trainkit._core.metric import StreamingMetric
+from trainkit._core.numerics import fp32_region, sum_dtype
 from trainkit.metrics._retrieval import blocks, check_embeddings, check_ids
 
 __all__ = ["EmbeddingMargin", "embedding_margin"]

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from trainkit._core.checks import check_flag
-from trainkit._core.metric import mean_or_nan, sum_dtype
+from trainkit._core.metric import mean_or_nan
+from trainkit._core.numerics import sum_dtype
 from trainkit.metrics._retrieval import PairMetric, check_embeddings, check_ids, expected_gain, first_hits
 
 __all__ = ["MeanReciprocalRank", "mean_reciprocal_rank"]

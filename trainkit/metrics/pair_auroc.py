@@ -16,7 +16,8 @@ from trainkit._core.checks import (
     reject,
     values_checked,
 )
-from trainkit._core.metric import RowMetric, StreamingMetric, sum_dtype
+from trainkit._core.metric import RowMetric, StreamingMetric
+from trainkit._core.numerics import sum_dtype
 
 __all__ = ["BinnedPairAUROC", "PairAUROC", "binned_pair_auroc", "pair_auroc"]
 

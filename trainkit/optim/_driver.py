@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from trainkit._core.seeds import derive_seed
 from trainkit.optim._precision import Rounding, real, state_dtype_for, write_back
 from trainkit.optim._sharding import is_sharded, layout_of, local
 from trainkit.optim._tape import WHOLE, Layout, ListOps, LoopOps, Ops, Register, Scalar, Update
@@ -18,7 +19,6 @@ Impl: TypeAlias = Literal["auto", "loop", "foreach", "compiled"]
 
 WIDE = (torch.float32, torch.float64)
 """Dtypes that are computed in; others are computed in fp32."""
-PRIME = 1_000_003
 SMALL = 2**14
 """Entries up to which a tensor on the CPU is better off in a list: what a call costs then outweighs its arithmetic."""
 
@@ -128,8 +128,8 @@ class Item:
             generator = None
             if rounding == "stochastic":
                 # From the step and the place of the parameter, so that ranks and resumed runs draw the same.
-                mixed = ((seed * PRIME + self.position) * PRIME + int(self.state["step"])) % 2**63
-                generator = torch.Generator(target.device).manual_seed(mixed)
+                drawn = derive_seed("rounding", seed, self.position, int(self.state["step"]))
+                generator = torch.Generator(target.device).manual_seed(drawn)
             write_back(target, self.p, generator)
         for name, value in self.slots.items():
             own = self.state[name]

@@ -10,7 +10,7 @@ from trainkit._core.checks import reject
 from trainkit.optim._base import ChainOptimizer, Params
 from trainkit.optim._driver import Impl, Plan
 from trainkit.optim._precision import Rounding
-from trainkit.optim._tape import Layout, LoopOps, Register, Scalar
+from trainkit.optim._tape import WHOLE, LoopOps, Register, Scalar
 from trainkit.optim.transforms import BiasCorrect, Decay, Divide, Momentum, SecondMoment
 from trainkit.optim.transforms._base import Hyper, Transform
 
@@ -38,7 +38,7 @@ def _check_fit(transforms: Sequence[Transform], hyper: Hyper) -> None:
     plan, trial = Plan(tuple(transforms), hyper), torch.zeros(1)
     state = {name: Register(t) for name, t in plan.state(trial, torch.float32).items()}
     try:
-        plan.run(LoopOps(Layout(1)), Register(trial), Register(trial.clone()), state, plan.numbers(1.0), 0.0)
+        plan.run(LoopOps(WHOLE), Register(trial), Register(trial.clone()), state, plan.numbers(1.0), 0.0)
     except ValueError as error:
         raise ValueError(f"Chain: transforms must fit together: {error}") from error
 

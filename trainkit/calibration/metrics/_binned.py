@@ -19,7 +19,8 @@ from trainkit._core.binning import (
     equal_width_index,
 )
 from trainkit._core.checks import check_choice, check_flag, check_integer, check_number, reject
-from trainkit._core.metric import RowMetric, sum_dtype
+from trainkit._core.metric import RowMetric
+from trainkit._core.numerics import sum_dtype
 from trainkit._core.typing import InputKind
 from trainkit.calibration.metrics._common import Predictions, Task, canonicalized_blocks, check_classes, check_task
 

@@ -17,8 +17,7 @@ from trainkit._core.checks import (
     reject,
     values_checked,
 )
-from trainkit._core.metric import sum_dtype
-from trainkit._core.numerics import fp32_region
+from trainkit._core.numerics import fp32_region, sum_dtype
 from trainkit._core.typing import InputKind
 
 __all__ = ["Predictions", "Task", "canonicalize", "canonicalized_blocks", "check_classes", "check_task"]
