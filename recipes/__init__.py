@@ -1,1 +1,7 @@
-"""Recipes: LightningModules and DataModules for the bundled tasks, installed as ``trainkit.recipes``."""
+"""Recipes: LightningModules and DataModules that run from a config, one short file a task."""
+
+from .data.retrieval import RetrievalData as RetrievalData
+from .encoders import DualEncoder as DualEncoder
+from .retrieval import RetrievalModule as RetrievalModule
+from .retrieval_callbacks import RetrievalAnswers as RetrievalAnswers
+from .retrieval_callbacks import RetrievalBaselines as RetrievalBaselines

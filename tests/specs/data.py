@@ -16,7 +16,7 @@ def drawn(rows, seed, epoch):
     return [int(i) for i in torch.randperm(rows, generator=generator)]
 
 
-def order(rows, epoch, batch_size, shuffle=True, seed=0, drop_last=False):
+def order(rows, epoch, batch_size, shuffle=True, seed=0, drop_last=False, even=True):
     kept = batch_size * (rows // batch_size) if drop_last else rows
     return (drawn(rows, seed, epoch) if shuffle else list(range(rows)))[:kept]
 
@@ -37,12 +37,14 @@ SPECS = (
             {"batch_size": 4},
             {"batch_size": 4, "shuffle": False},
             {"batch_size": 8, "seed": 3, "drop_last": True},
+            {"batch_size": 4, "shuffle": False, "even": False},
         ),
         reference=order,
         errors=(
             BadCall(ValueError, "batch_size must be >= 1, got 0", {"batch_size": 0}),
             BadCall(TypeError, "batch_size must be an integer, got 2.0", {"batch_size": 2.0}),
             BadCall(ValueError, "seed must be >= 0, got -1", {"seed": -1}),
+            BadCall(TypeError, "even must be True or False, got None", {"even": None}),
             BadCall(ValueError, "num_replicas must be >= 1, got 0", {"num_replicas": 0}),
             BadCall(
                 ValueError, "rank must be below num_replicas=2, or both None, got 2", {"num_replicas": 2, "rank": 2}

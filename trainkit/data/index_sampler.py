@@ -30,6 +30,8 @@ class IndexSampler(DistributedSampler[Any]):
         shuffle: Draw a new order each epoch; otherwise rows come as they stand.
         seed: Start of the orders, >= 0.
         drop_last: Leave out a last batch that is smaller than the others.
+        even: Give every rank the same number of rows, as training needs; False leaves no row out, for evaluation,
+            where a rank may have one row more than the others.
 
     Example:
         >>> from trainkit.data import IndexSampler
@@ -38,7 +40,7 @@ class IndexSampler(DistributedSampler[Any]):
 
     Note:
         ``batch_size`` must be a multiple of the number of ranks. Rows are never repeated: of a smaller last batch the
-        remaining rows that W does not divide are left out, fewer than W. A loader takes ``batch_size / W`` of the
+        remaining rows that W does not divide are left out if ``even``, fewer than W. A loader takes ``batch_size / W`` of the
         indices at a time. ``set_epoch`` picks the order, as in torch; no global generator is read. ``state_dict``
         counts the rows that were handed out, which is ahead of training if the loader has workers:
         :class:`ResumableLoader` counts what the loop was given. Lightning leaves the sampler in place, since it is a
@@ -54,11 +56,13 @@ class IndexSampler(DistributedSampler[Any]):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
+        even: bool = True,
     ) -> None:
         owner = type(self).__name__
         check_integer(owner, "batch_size", batch_size, minimum=1)
         check_integer(owner, "seed", seed, minimum=0)
-        check_flag(owner, shuffle=shuffle, drop_last=drop_last)
+        check_flag(owner, shuffle=shuffle, drop_last=drop_last, even=even)
+        self.even = even
         self.batch_size = batch_size
         self._given = num_replicas is not None
         if num_replicas is not None:
@@ -84,8 +88,9 @@ class IndexSampler(DistributedSampler[Any]):
         if self.batch_size % self.num_replicas:
             reject(type(self).__name__, "batch_size", f"be divisible by {self.num_replicas} ranks", self.batch_size)
         rows = len(self._rows)
-        kept = rows - rows % (self.batch_size if self.drop_last else self.num_replicas)
-        self.num_samples, self.total_size = kept // self.num_replicas, kept
+        step = self.batch_size if self.drop_last else self.num_replicas if self.even else 1
+        self.total_size = rows - rows % step
+        self.num_samples = len(range(self.rank, self.total_size, self.num_replicas))
 
     @property
     def _rows(self) -> Sized:

@@ -1,0 +1,128 @@
+"""What the retrieval recipe is compared with, and what it answers."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from ._files import write_whole
+from .data.ngrams import Bag
+
+__all__ = ["RetrievalAnswers", "RetrievalBaselines"]
+
+BLOCK = 256
+"""Keys whose counts are laid out at once."""
+
+
+def ngram_cosines(query: Bag, key: Bag) -> Tensor:
+    """Cosine of the token counts of every query with every key, (N, M)."""
+    tokens = torch.cat([query.tokens, key.tokens]).unique()
+    columns = []
+    for bag in (query, key):
+        lengths = torch.diff(bag.offsets, append=torch.tensor([len(bag.tokens)]))
+        row = torch.arange(len(lengths)).repeat_interleave(lengths)
+        counts = bag.counts.float()
+        norm = torch.zeros(len(lengths)).index_add(0, row, counts.square()).sqrt().clamp_min(1)
+        columns.append((row, torch.searchsorted(tokens, bag.tokens), counts / norm[row], len(lengths)))
+    (row, place, value, rows), (key_row, key_place, key_value, keys) = columns
+    left = torch.sparse_coo_tensor(torch.stack([row, place]), value, (rows, len(tokens))).coalesce().to_sparse_csr()
+    scores = torch.empty(rows, keys)
+    for start in range(0, keys, BLOCK):
+        inside = (key_row >= start) & (key_row < start + BLOCK)
+        block = torch.zeros(len(tokens), min(BLOCK, keys - start))
+        block[key_place[inside], key_row[inside] - start] = key_value[inside]
+        scores[:, start : start + BLOCK] = left @ block
+    return scores
+
+
+def recalls(scores: Tensor) -> dict[str, float]:
+    """R@1 and R@10 where the right key of row i is i; tied keys come in any order."""
+    right = scores.diagonal().unsqueeze(1)
+    above, tied = (scores > right).sum(1), (scores == right).sum(1)
+    return {f"R@{k}": float(((k - above) / tied).clamp(0, 1).mean()) for k in (1, 10)}
+
+
+class RetrievalBaselines(Callback):
+    """Logs at the test what needs no training: the encoder as it was before, and the cosine of n-gram counts."""
+
+    def __init__(self) -> None:
+        self.untrained: dict[str, float] = {}
+
+    def state_dict(self) -> dict[str, float]:
+        return self.untrained
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        self.untrained = dict(state_dict)
+
+    @torch.no_grad()
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.ckpt_path is not None:
+            return
+        module: Any = pl_module
+        pl_module.eval()
+        bags = module.data.bags(module.data.splits.test)
+        query, key = (tower(Bag(*(column.to(module.device) for column in bag))) for tower, bag in zip(
+            (module.encoder.query, module.encoder.key), bags, strict=True
+        ))
+        self.untrained = recalls(query @ key.T)
+        pl_module.train()
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module: Any = pl_module
+        found = {"n-grams": recalls(ngram_cosines(*module.data.bags(module.data.splits.test)))}
+        for name, values in {**found, **({"untrained": self.untrained} if self.untrained else {})}.items():
+            pl_module.log_dict({f"test/{metric} {name}": value for metric, value in values.items()})
+
+
+class RetrievalAnswers(Callback):
+    """Prints the best keys for the queries of ``predict``, or writes those of the test split to predictions.jsonl.
+
+    Probabilities are calibrated where a ``PostHocCalibration`` stands before it in the list of callbacks.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, Any]] = []
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Mapping[str, Tensor],
+        batch: Mapping[str, Any],
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        module: Any = pl_module
+        probs = outputs["probs"] if "probs" in outputs else outputs["logits"].softmax(1)
+        best = probs.topk(min(module.top_k, probs.shape[1]), dim=1)
+        for text, values, places in zip(batch["text"], best.values.tolist(), best.indices.tolist(), strict=True):
+            found = [
+                {"name": module.data.pairs[module.rows[place]].name, "probability": value}
+                for value, place in zip(values, places, strict=True)
+            ]
+            self._rows.append({"query": text, "answers": found})
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module: Any = pl_module
+        rows, self._rows = self._rows, []
+        if module.data.queries is not None:
+            for row in rows if trainer.is_global_zero else ():
+                print(f"\n{row['query']}")
+                print("\n".join(f"  {a['probability']:8.2%}  {a['name']}" for a in row["answers"]))
+            return
+        gathered: list[Any] = [rows]
+        if trainer.world_size > 1:
+            gathered = [None] * trainer.world_size
+            torch.distributed.all_gather_object(gathered, rows)
+        # Ranks took rows in turn.
+        most = max(map(len, gathered))
+        ordered = [part[i] for i in range(most) for part in gathered if i < len(part)]
+        path = Path(trainer.log_dir or trainer.default_root_dir) / "predictions.jsonl"
+        if trainer.is_global_zero:
+            write_whole(path, "".join(json.dumps(row) + "\n" for row in ordered))
+        rank_zero_info(f"{len(ordered):,} queries answered in {path}")
