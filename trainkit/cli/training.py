@@ -1,0 +1,181 @@
+"""``trainkit fit|validate|test|predict``: run a config through Lightning's command line."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trainkit.cli import configs
+
+__all__ = ["STAGES", "add_parsers", "run"]
+
+STAGES: Mapping[str, str] = {
+    "fit": "train, then test the best weights",
+    "validate": "evaluate on the validation split",
+    "test": "evaluate on the test split",
+    "predict": "answer queries, or write predictions.jsonl",
+}
+CONFIG_OPTIONS = ("--config", "-c")
+CHECKPOINTS = "checkpoints"
+LOAD_FAULT = "Error(s) in loading state_dict"
+SHOWN = 3
+"""Keys of a foreign checkpoint that are named at most."""
+
+
+class UsageError(Exception):
+    """A call that can't be carried out; the text says why."""
+
+
+def add_parsers(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the four commands to the help text; their arguments are Lightning's to parse."""
+    for stage, text in STAGES.items():
+        subparsers.add_parser(stage, help=text, add_help=False)
+
+
+def run(args: list[str]) -> int:
+    """Run one of the stages; 1 for data or a checkpoint that can't be used, 2 for a wrong call."""
+    try:
+        command = _with_run(_with_configs(args))
+    except UsageError as error:
+        print(f"trainkit {args[0]}: {error}", file=sys.stderr)
+        return 2
+    with _short_faults(args[0]) as faults:
+        _lightning(command)
+    return int(bool(faults))
+
+
+def _split(args: list[str], *options: str) -> Iterator[tuple[list[str], str | None]]:
+    """The arguments, each with its value where it is one of ``options``."""
+    rest = iter(args)
+    for arg in rest:
+        name, equals, value = arg.partition("=")
+        if name not in options:
+            yield [arg], None
+        elif equals:
+            yield [name], value
+        else:
+            yield [name], next(rest, None)
+
+
+def _with_configs(args: list[str]) -> list[str]:
+    """Names of shipped configs as their paths."""
+    found: list[str] = []
+    for words, value in _split(args, *CONFIG_OPTIONS):
+        found += words
+        if value is None:
+            continue
+        try:
+            found.append(str(configs.find(value)))
+        except FileNotFoundError as error:
+            raise UsageError(str(error)) from error
+    return found
+
+
+def _with_run(args: list[str]) -> list[str]:
+    """Put the results of a stage that reads the config of a run into its folder, and find its checkpoints."""
+    given = [Path(value) for words, value in _split(args, *CONFIG_OPTIONS) if value is not None and words]
+    folders = [path.parent for path in given if path.name == "config.yaml" and (path.parent / CHECKPOINTS).is_dir()]
+    found: list[str] = []
+    for words, value in _split(args, "--ckpt_path"):
+        found += words
+        if value is None:
+            continue
+        if value in ("best", "last"):
+            value = str(_checkpoint(folders, value))
+        elif value not in ("null", "hpc", "registry") and "://" not in value and not Path(value).is_file():
+            raise UsageError(f"--ckpt_path: there is no file {value}")
+        found.append(value)
+    if folders and args[0] != "fit":
+        found += ["--trainer.logger=false", f"--trainer.default_root_dir={folders[-1]}"]
+    return found
+
+
+def _checkpoint(folders: list[Path], which: str) -> Path:
+    """The last checkpoint of a run, or the best, which the last one names."""
+    if not folders:
+        raise UsageError(f"--ckpt_path {which} needs --config RUN/config.yaml of a run that has written checkpoints")
+    last = folders[-1] / CHECKPOINTS / "last.ckpt"
+    if not last.is_file():
+        raise UsageError(f"--ckpt_path {which}: there is no file {last}")
+    if which == "last":
+        return last
+    import torch
+
+    callbacks = torch.load(last, map_location="cpu", weights_only=True, mmap=True).get("callbacks", {})
+    named = [state.get("best_model_path") for key, state in callbacks.items() if key.startswith("ModelCheckpoint")]
+    # The run may have been moved since, but its files keep their names.
+    paths = [last.with_name(Path(name).name) for name in named if name]
+    if not paths or not paths[0].is_file():
+        raise UsageError(f"--ckpt_path best: {last} names no best checkpoint that is there")
+    return paths[0]
+
+
+@contextmanager
+def _short_faults(stage: str) -> Iterator[list[str]]:
+    """Print faults of data and checkpoints as one message; others keep their traceback."""
+    faults: list[str] = []
+    try:
+        yield faults
+    except (ValueError, RuntimeError) as error:
+        if type(error).__name__ == "DataError":
+            faults.append(str(error))
+        elif str(error).startswith(LOAD_FAULT):
+            faults.append(_foreign(str(error)))
+        else:
+            raise
+        print(f"trainkit {stage}: {faults[0]}", file=sys.stderr)
+
+
+def _foreign(text: str) -> str:
+    """A checkpoint of another model: the first keys that differ, not all."""
+    lines = [line.strip() for line in text.splitlines()]
+    shown = []
+    for line in lines[1:]:
+        names = line.split(", ")
+        shown.append(", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""))
+    return "the checkpoint is of another model\n  " + "\n  ".join(shown[:SHOWN])
+
+
+def _lightning(args: list[str]) -> None:
+    """Parse and run; short names of parts resolve once their modules are imported."""
+    import importlib
+
+    from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+    from trainkit.callbacks import RunReport
+
+    for family in ("calibration.calibrators", "calibration.metrics", "losses", "metrics", "optim", "recipes"):
+        importlib.import_module(f"trainkit.{family}")
+
+    class Parser(LightningArgumentParser):
+        def print_usage(self, file: Any = None) -> None:
+            """Nothing: the usage of all options would bury the one line that matters."""
+
+    class CommandLine(LightningCLI):
+        def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+            parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
+
+        def after_fit(self) -> None:
+            trainer = self.trainer
+            if not (getattr(self.model, "test_after_fit", False) and not trainer.fast_dev_run):
+                return
+            best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+            trainer.test(self.model, datamodule=self.datamodule, ckpt_path="best" if best else None)
+
+    CommandLine(
+        LightningModule,
+        LightningDataModule,
+        save_config_callback=SaveConfigCallback if args[0] == "fit" else None,
+        save_config_kwargs={"overwrite": True},
+        trainer_class=Trainer,
+        trainer_defaults={"callbacks": [RunReport()]},
+        seed_everything_default=0,
+        parser_class=Parser,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        auto_configure_optimizers=False,
+        args=args,
+    )
