@@ -5,6 +5,7 @@ import inspect
 import io
 import pickle
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -125,7 +126,7 @@ def compiles(case: CalibratorCase) -> None:
     """torch.compile(fullgraph=True) of a fitted calibrator gives the eager output, also when the batch changes size."""
     torch._dynamo.reset()
     calibrator = fit(case, data_for(case, ROWS))
-    compiled = torch.compile(calibrator, fullgraph=True, backend="aot_eager")
+    compiled: Any = torch.compile(calibrator, fullgraph=True, backend="aot_eager")
     for n in (2, 7, 16):
         logits = data_for(case, n, seed=1)["logits"].float()
         compare("output when compiled", compiled(logits), calibrator(logits), rtol=1e-6, atol=1e-7)

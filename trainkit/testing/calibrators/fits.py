@@ -82,7 +82,7 @@ def _nll(case: CalibratorCase, probs: Tensor, target: Tensor) -> Tensor:
 
 def _again(case: CalibratorCase, calibrator: Any, data: Data) -> Data:
     """Calibrated predictions in the form that the configuration takes, with the same targets."""
-    return {"logits": offered(case, calibrator(data["logits"])), "target": data["target"]}
+    return {"logits": offered(case, calibrator(data["logits"]).detach()), "target": data["target"]}
 
 
 @prop("C5", "idempotence")
