@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import sys
 import warnings
 
 import numpy as np
@@ -168,7 +169,8 @@ def test_nearly_separable_rows_find_their_optimum():
 
 
 def test_a_search_that_is_cut_short_says_so(monkeypatch):
-    monkeypatch.setattr("trainkit.calibration.calibrators.temperature_scaling.MOST_ITERATIONS", 2)
+    # The function of the same name hides the module.
+    monkeypatch.setattr(sys.modules[TemperatureScaling.__module__], "MOST_ITERATIONS", 2)
     calibrator = TemperatureScaling()
     with pytest.warns(UserWarning, match="TemperatureScaling: it did not converge in 2 iterations; the temperature is"):
         calibrator.fit(LOGITS, TARGET)
