@@ -13,6 +13,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryCalibrationError, MulticlassCalibrationError
 
 from trainkit._core.binning import equal_mass_index, equal_width_edges, equal_width_index
+from trainkit.calibration import _common
 from trainkit.calibration.metrics import (
     ECE,
     MCE,
@@ -20,7 +21,6 @@ from trainkit.calibration.metrics import (
     BinnedCalibrationError,
     ReliabilityDiagram,
     _binned,
-    _common,
     binned_calibration_error,
     reliability_diagram,
 )

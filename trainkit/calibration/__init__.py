@@ -1,1 +1,4 @@
-"""Calibration: how far predicted probabilities can be trusted. The metrics are in ``trainkit.calibration.metrics``."""
+"""Calibration: how far predicted probabilities can be trusted.
+
+The metrics are in ``trainkit.calibration.metrics``, what corrects predictions in ``trainkit.calibration.calibrators``.
+"""
