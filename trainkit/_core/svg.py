@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from trainkit._core.figures import Axes, Bars, Figure, Image, Line, Mark, Matrix, Points
 
-__all__ = ["to_svg"]
+__all__ = ["escaped", "to_svg"]
 
 COLOURS = ("#4a78d6", "#e0852b", "#3fa35a", "#d25a6f", "#9a6dd0", "#2fa3a8")
 """Of middle lightness, so that they stand out from white and from black."""
@@ -59,7 +59,7 @@ def _part(value: float, ends: tuple[float, float]) -> float:
     return min(max((value / 2 - low / 2) / distance, 0.0), 1.0) if distance else 0.5
 
 
-def _text(value: str) -> str:
+def escaped(value: str) -> str:
     """Text for an element or attribute; characters that XML forbids are left out."""
     return escape(re.sub("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "", value))
 
@@ -77,7 +77,7 @@ def _tag(name: str, content: str | None = None, /, **attributes: str | float) ->
 
 
 def _label(x: float, y: float, value: str, anchor: str = "middle", **attributes: str | float) -> str:
-    return _tag("text", _text(value), x=x, y=y, text_anchor=anchor, **attributes)
+    return _tag("text", escaped(value), x=x, y=y, text_anchor=anchor, **attributes)
 
 
 def _finite(*values: float) -> bool:
@@ -283,5 +283,5 @@ def to_svg(figure: Figure) -> str:
         width=figure.width,
         height=figure.height,
         role="img",
-        aria_label=_text(figure.title or "figure"),
+        aria_label=escaped(figure.title or "figure"),
     )
