@@ -1,5 +1,6 @@
 """Logged values of a run over its steps, in bounded memory, and the curves they make."""
 
+import copy
 import math
 import re
 from bisect import bisect_right
@@ -7,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trainkit._core.figures import Axes, Figure, Line, Mark, Points
+from trainkit._core.figures import Axes, Figure, Line, Mark, Points, numbers
 
 __all__ = ["LEARNING_RATE", "History", "Series", "curves"]
 
@@ -122,7 +123,7 @@ class History:
 
     def load(self, state: list[dict[str, Any]]) -> None:
         """The series that :meth:`state` gave."""
-        loaded = [Series(**{name: list(v) if isinstance(v, list) else v for name, v in one.items()}) for one in state]
+        loaded = [Series(**copy.deepcopy(one)) for one in state]
         self.series = {(series.stage, series.name): series for series in loaded}
 
     def metrics(self) -> list[Series]:
@@ -157,5 +158,5 @@ def _figure(title: str, group: list[Series]) -> Figure:
     marks: list[Mark] = []
     for series in group:
         steps, values = series.drawn()
-        marks.append((Line if len(steps) > 1 else Points)(steps, values, label=series.name))
+        marks.append((Line if len(steps) > 1 else Points)(numbers(steps), numbers(values), label=series.name))
     return Figure((Axes(tuple(marks), x_label="step", legend=len(group) > 1),), title=title, width=480, height=300)

@@ -25,7 +25,8 @@ p{margin:.25rem 0}.soft,small,caption,figcaption{color:var(--soft)}small{font-si
 table{border-collapse:collapse;min-width:100%}caption{text-align:left;font-size:.85rem;padding-bottom:.35rem}
 th,td{text-align:left;vertical-align:top;padding:.4rem 1rem .4rem 0;border-bottom:1px solid var(--line)}
 thead th{font-size:.8rem;font-weight:600;color:var(--soft);white-space:nowrap}tbody th{font-weight:500}
-.n{text-align:right}td.n{white-space:nowrap}td small{display:block;line-height:1.3}
+.n{text-align:right}td.n{white-space:nowrap}td small{display:block;line-height:1.3;font-weight:400}
+.hidden{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 th:last-child,td:last-child{padding-right:0}.best{color:var(--good);font-weight:600}
 .pair th{width:11rem;font-weight:400;color:var(--soft);white-space:nowrap}.pair td{overflow-wrap:anywhere}
 .grid{display:grid;gap:1.25rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,24rem),1fr));align-items:start}
@@ -36,8 +37,10 @@ pre{margin:0;padding:1rem;max-height:32rem;overflow:auto;background:var(--panel)
 font:12.5px/1.5 ui-monospace,monospace}
 .error pre{border-left:3px solid var(--bad);white-space:pre-wrap;overflow-wrap:anywhere}
 li{overflow-wrap:anywhere}footer{margin-top:3rem;font-size:.8rem;color:var(--soft)}
-@media(max-width:40rem){body{padding:1.25rem .9rem 3rem}th,td{padding-right:.75rem}.pair th{width:auto;white-space:normal}}
-@media print{:root{--text:#000;--soft:#444;--line:#bbb;--back:#fff;--panel:#fff}body{max-width:none;padding:0;font-size:11px}
+@media(max-width:40rem){body{padding:1.25rem .9rem 3rem}th,td{padding-right:.75rem}
+.pair th{width:auto;white-space:normal}}
+@media print{:root{--text:#000;--soft:#444;--line:#bbb;--back:#fff;--panel:#fff}
+body{max-width:none;padding:0;font-size:11px}
 pre{max-height:none;white-space:pre-wrap;overflow-wrap:anywhere}.tk{color:#000!important}h2{break-after:avoid}
 .grid{grid-template-columns:1fr 1fr}}
 """
@@ -101,7 +104,7 @@ def _place(series: Series, index: int) -> str:
 
 
 def _metric(series: Series, direction: str | None) -> str:
-    extremes = series.extremes()
+    extremes = series.extremes() if len(series.values) > 1 else None
     cells = [_place(series, len(series.values) - 1)]
     for mode, index in zip(("min", "max"), extremes or (), strict=False):
         best = mode == direction
@@ -135,14 +138,13 @@ def _table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) 
     """Rows whose first cell names them; without names of columns they are pairs."""
     kind = "" if columns else ' class="pair"'
     head = "".join(f'<th scope="col">{escaped(name)}</th>' for name in columns)
-    body = "".join(
-        f'<tr><th scope="row">{escaped(row[0])}</th>'
-        + "".join(f"<td>{escaped(cell)}</td>" for cell in row[1:])
-        + "</tr>"
+    cells = (
+        "".join([f'<th scope="row">{escaped(row[0])}</th>', *(f"<td>{escaped(cell)}</td>" for cell in row[1:])])
         for row in rows
     )
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     top = f"<thead><tr>{head}</tr></thead>" if columns else ""
-    return _wide(caption, f"<table{kind}><caption>{escaped(caption)}</caption>{top}<tbody>{body}</tbody></table>")
+    return _wide(caption, f"<table{kind}><caption class="hidden">{escaped(caption)}</caption>{top}<tbody>{body}</tbody></table>")
 
 
 def _pictures(pictures: Sequence[Picture]) -> str:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainkit import __version__
 
-__all__ = ["checkpoints", "configuration", "datasets", "directions", "host", "impersonal", "names", "parameters"]
+__all__ = ["checkpoints", "configuration", "datasets", "directions", "host", "impersonal", "parameters", "title"]
 
 Rows: TypeAlias = list[tuple[str, ...]]
 SAVED = "config_filename"
@@ -107,23 +107,22 @@ def _loaders(trainer: Trainer) -> Iterator[tuple[str, Any, Any]]:
             yield stage, loader, counts[i] if len(counts) == len(leaves) else ""
 
 
-def datasets(trainer: Trainer) -> Rows:
-    """Data sets: stage, class, rows, batches of an epoch on one rank."""
-    rows = []
+def datasets(trainer: Trainer) -> dict[str, Rows]:
+    """Data sets by stage: stage, class, rows, batches of an epoch on one rank."""
+    found: dict[str, Rows] = {}
     for stage, loader, batches in _loaders(trainer):
         data = getattr(loader, "dataset", loader)
         size = f"{len(data):,}" if isinstance(data, Sized) else "unknown"
         count = f"{batches:,}" if isinstance(batches, int) else "unknown"
-        rows.append((stage, type(data).__name__, size, count))
-    return rows
+        found.setdefault(stage, []).append((stage, type(data).__name__, size, count))
+    return found
 
 
-def names(trainer: Trainer, module: LightningModule) -> tuple[str, str]:
-    """Names of the module and of the data."""
-    if trainer.datamodule is not None:  # type: ignore[attr-defined]
-        return type(module).__name__, type(trainer.datamodule).__name__  # type: ignore[attr-defined]
-    found = dict.fromkeys(kind for _, kind, *_ in datasets(trainer))
-    return type(module).__name__, ", ".join(found)
+def title(trainer: Trainer, module: LightningModule, data: Rows) -> str:
+    """Names of the module and of the data: its data module, or its data sets."""
+    whole: Any = trainer.datamodule  # type: ignore[attr-defined]
+    found = [type(whole).__name__] if whole is not None else [*dict.fromkeys(kind for _, kind, *_ in data)]
+    return f"{type(module).__name__} on {', '.join(found)}" if found else type(module).__name__
 
 
 def directions(trainer: Trainer) -> dict[str, str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.utilities.rank_zero import WarningCache
+from lightning_utilities.core.rank_zero import WarningCache
 
 __all__ = ["once", "run_folder", "write_text", "writes"]
 
@@ -33,7 +33,7 @@ def run_folder(trainer: Trainer) -> Path | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one go, so that nobody reads half of it; where that fails, say so and leave the training alone."""
+    """Write a file in one go, so that nobody reads half of it; a failure warns and ends no training."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

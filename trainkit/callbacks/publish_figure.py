@@ -61,8 +61,8 @@ def _send(trainer: Trainer, logger: Logger, name: str, stem: str, figure: Figure
             return
         if find_spec("matplotlib") is None:
             once.info(
-                f"publish_figure: {kind} gets no pictures, since matplotlib is missing (pip install 'trainkit[plots]'); "
-                "the figures of this run are SVG files in its folder"
+                f"publish_figure: {kind} gets no pictures, since matplotlib is missing (pip install 'trainkit[plots]');"
+                " the figures of this run are SVG files in its folder"
             )
             return
         give(put, to_matplotlib("publish_figure", figure)[0])

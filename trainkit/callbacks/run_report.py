@@ -20,8 +20,8 @@ from trainkit.callbacks._run_facts import (
     directions,
     host,
     impersonal,
-    names,
     parameters,
+    title,
 )
 from trainkit.callbacks._run_folder import once, run_folder, write_text, writes
 from trainkit.callbacks._warning_log import WarningLog
@@ -79,6 +79,7 @@ class RunReport(Callback):
         """Start with an empty page."""
         self._history = History()
         self._figures: dict[str, Picture] = {}
+        self._data: dict[str, list[tuple[str, ...]]] = {}
         self._seen: dict[str, Tensor] = {}
         self._started = ""
         self._seconds = self._clock = 0.0
@@ -219,10 +220,12 @@ class RunReport(Callback):
         progress = f"{trainer.global_step:,} steps, epoch {self._epoch}"
         config_name, config = configuration(trainer, pl_module, folder)
         facts = [(name, impersonal(value, folder)) for name, value in self._host]
-        module, data = names(trainer, pl_module)
+        # Lightning forgets the loaders of a stage when the next one begins.
+        self._data |= datasets(trainer)
+        data = [row for rows in self._data.values() for row in rows]
         noted = [impersonal(text, folder) for text in self._warnings.texts]
         return Report(
-            title=f"{module} on {data}" if data else module,
+            title=title(trainer, pl_module, data),
             state=state,
             error=impersonal(error, folder),
             times=(f"Started {self._started}, {_duration(self._elapsed())}", progress),
@@ -232,7 +235,7 @@ class RunReport(Callback):
             figures=[self._figures[name] for name in sorted(self._figures)],
             tables=(
                 ("Checkpoints", ("File", "Kind", "Monitored", "Value"), checkpoints(trainer, folder)),
-                ("Data", ("Stage", "Data set", "Rows", "Batches"), datasets(trainer)),
+                ("Data", ("Stage", "Data set", "Rows", "Batches"), data),
                 ("Parameters", ("Part", "Class", "Parameters", "Trainable"), parameters(pl_module)),
                 ("Environment", (), facts),
             ),
