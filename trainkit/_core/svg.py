@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from html import escape
+from itertools import pairwise
 from typing import NamedTuple
 
 from trainkit._core.figures import Axes, Bars, Figure, Image, Line, Mark, Matrix, Points
@@ -126,20 +127,18 @@ def _ticks(ends: tuple[float, float]) -> list[float]:
 
 def _numbers(ticks: list[float]) -> list[str]:
     """The ticks in as few digits as tell them apart, all in one form."""
-    step = min((abs(b - a) for a, b in zip(ticks, ticks[1:], strict=False)), default=0.0)
+    step = min((abs(b - a) for a, b in pairwise(ticks)), default=0.0)
     top = max(map(abs, ticks), default=0.0)
     if step >= PLAIN[0] and top < PLAIN[1]:
         for digits in range(6):
             if all(abs(round(tick, digits) - tick) <= 1e-3 * step for tick in ticks):
                 return [f"{tick + 0.0:,.{digits}f}" for tick in ticks]
-    return next(
-        (
-            told
-            for digits in range(4, 17)
-            if len(set(told := [f"{tick + 0.0:.{digits}g}" for tick in ticks])) == len(told)
-        ),
-        [f"{tick + 0.0:.4g}" for tick in ticks],
-    )
+    told = [f"{tick + 0.0:.4g}" for tick in ticks]
+    digits = 4
+    while len(set(told)) < len(set(ticks)):
+        digits += 1
+        told = [f"{tick + 0.0:.{digits}g}" for tick in ticks]
+    return told
 
 
 def _axis(axes: Axes, frame: _Frame) -> Iterator[str]:

@@ -144,7 +144,8 @@ def _table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) 
     )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     top = f"<thead><tr>{head}</tr></thead>" if columns else ""
-    return _wide(caption, f"<table{kind}><caption class="hidden">{escaped(caption)}</caption>{top}<tbody>{body}</tbody></table>")
+    hidden = f'<caption class="hidden">{escaped(caption)}</caption>'
+    return _wide(caption, f"<table{kind}>{hidden}{top}<tbody>{body}</tbody></table>")
 
 
 def _pictures(pictures: Sequence[Picture]) -> str:
