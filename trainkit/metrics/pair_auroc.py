@@ -197,8 +197,8 @@ class PairAUROC(PairFigure, RowMetric):
         a query may be spread over them. Counts are integers and their products fp64 (fp32 on mps), which holds any
         number of pairs. For more scores than memory holds take :class:`BinnedPairAUROC`. :meth:`figure` gives the
         distributions and the ROC curve as data; ``plot`` draws them and needs the extra ``plots``. No query with both
-        classes gives nan and a warning. Rows that a sampler repeats to even out ranks count twice. Without gradients: train on
-        a ranking loss.
+        classes gives nan and a warning. Rows that a sampler repeats to even out ranks count twice. Without gradients:
+        train on a ranking loss.
 
     References:
         Hanley and McNeil, "The Meaning and Use of the Area under a Receiver Operating Characteristic (ROC) Curve",
@@ -292,7 +292,8 @@ class BinnedPairAUROC(PairFigure, StreamingMetric):
         end, which keeps their order against all others and ties them among themselves. State: two int64 histograms of
         ``n_bins`` + 2 cells, so that any split into batches and ranks gives the same value, which is an approximation.
         Their products are fp64 (fp32 on mps), which holds any number of pairs. :meth:`figure` gives the distributions
-        and the ROC curve as data; ``plot`` draws them and needs the extra ``plots``. No positive or no negative pairs give nan and a warning. Without gradients.
+        and the ROC curve as data; ``plot`` draws them and needs the extra ``plots``. No positive or no negative pairs
+        give nan and a warning. Without gradients.
 
     References:
         Hanley and McNeil, "The Meaning and Use of the Area under a Receiver Operating Characteristic (ROC) Curve",
