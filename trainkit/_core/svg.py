@@ -29,7 +29,7 @@ STYLE = (
 )
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 10, 38
 TITLE = 22
-TICKS = 5
+TICKS = 6
 DIGITS = 3
 LETTER, ROW = 6.0, 16
 """Width of a letter, about, and height of a row of the legend."""

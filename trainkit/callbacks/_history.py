@@ -145,6 +145,9 @@ def curves(history: History) -> list[tuple[Figure, list[Series]]]:
     for series in history.metrics():
         if series.stage != "test":
             groups.setdefault(quantity(series.name), []).append(series)
+    for group in groups.values():
+        # Single steps are noisy and lie at the back.
+        group.sort(key=lambda series: not series.name.endswith("_step"))
     names = sorted(groups, key=lambda name: ("loss" not in name, name))
     drawn = [(_figure(name, groups[name]), groups[name]) for name in names]
     rates: list[Series] = []

@@ -19,10 +19,10 @@ body{margin:0 auto;padding:2rem 1.25rem 4rem;max-width:68rem;background:var(--ba
 font:15px/1.5 system-ui,sans-serif;font-variant-numeric:tabular-nums}
 h1{font-size:1.6rem;line-height:1.25;margin:0 0 .5rem;font-weight:650;overflow-wrap:anywhere}
 h2{font-size:1.1rem;margin:2.5rem 0 .75rem;font-weight:650;padding-bottom:.35rem;border-bottom:1px solid var(--line)}
-p{margin:.25rem 0}.soft,small,caption,figcaption{color:var(--soft)}small{font-size:.8rem}
+p{margin:.25rem 0}.soft,small,figcaption{color:var(--soft)}small{font-size:.8rem}
 .state{font-weight:600}.finished{color:var(--good)}.stopped{color:var(--bad)}.running{color:var(--busy)}
 .wide{overflow-x:auto}.wide:focus-visible,pre:focus-visible{outline:2px solid currentColor;outline-offset:2px}
-table{border-collapse:collapse;min-width:100%}caption{text-align:left;font-size:.85rem;padding-bottom:.35rem}
+table{border-collapse:collapse;min-width:100%}
 th,td{text-align:left;vertical-align:top;padding:.4rem 1rem .4rem 0;border-bottom:1px solid var(--line)}
 thead th{font-size:.8rem;font-weight:600;color:var(--soft);white-space:nowrap}tbody th{font-weight:500}
 .n{text-align:right}td.n{white-space:nowrap}td small{display:block;line-height:1.3;font-weight:400}
@@ -130,8 +130,8 @@ def _metrics(report: Report) -> str:
         guessed = "min" if "loss" in series.name.lower() else None
         rows.append(_metric(series, report.directions.get(series.name, guessed)))
     told = "Values as logged; the better end is green where a callback monitors the metric or it is a loss."
-    body = f"<caption>{told}</caption><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    return _wide("Metrics", f"<table>{body}</table>")
+    body = f'<caption class="hidden">Metrics</caption><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody>'
+    return f'<p class="soft">{told}</p>' + _wide("Metrics", f"<table>{body}</table>")
 
 
 def _table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -176,7 +176,7 @@ def page(report: Report) -> str:
         ("Configuration", _config(report) if report.config else ""),
     ]
     body = "".join(
-        f'<section aria-labelledby="s{i}"><h2 id="s{i}">{title}</h2>{content}</section>'
+        f'<section aria-labelledby="s{i}"><h2 id="s{i}">{escaped(title)}</h2>{content}</section>'
         for i, (title, content) in enumerate(sections)
         if content
     )

@@ -1,6 +1,7 @@
 """Where files of a run go, and how they get there."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from lightning.pytorch import Trainer
@@ -40,5 +41,6 @@ def write_text(path: Path, text: str) -> None:
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink()
         once.warn(f"{path.name} could not be written: {error.strerror or error}")

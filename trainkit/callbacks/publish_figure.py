@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger
 
 from trainkit._core.checks import reject
 from trainkit._core.figures import Figure
@@ -43,7 +43,8 @@ def publish_figure(trainer: Trainer, name: str, figure: Figure) -> None:
         if isinstance(callback, RunReport):
             callback.add_figure(trainer, name, svg)
     for logger in trainer.loggers:
-        _send(trainer, logger, name, stem, figure)
+        if not isinstance(logger, CSVLogger):
+            _send(trainer, logger, name, stem, figure)
 
 
 def _send(trainer: Trainer, logger: Logger, name: str, stem: str, figure: Figure) -> None:

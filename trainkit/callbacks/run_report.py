@@ -114,6 +114,8 @@ class RunReport(Callback):
         self._figures[name] = Picture(svg, f"{name}: step {trainer.global_step:,}, epoch {trainer.current_epoch}")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # The stage may be a member of an enumeration, whose text is another than its value.
+        stage = str(getattr(stage, "value", stage))
         own = "report.html" if stage == "fit" else f"report_{stage}.html"
         name = "report.html" if self._page == "report.html" else own
         if name != self._page:
