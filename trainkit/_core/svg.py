@@ -7,11 +7,12 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from html import escape
+from itertools import pairwise
 from typing import NamedTuple
 
 from trainkit._core.figures import Axes, Bars, Figure, Image, Line, Mark, Matrix, Points
 
-__all__ = ["to_svg"]
+__all__ = ["escaped", "to_svg"]
 
 COLOURS = ("#4a78d6", "#e0852b", "#3fa35a", "#d25a6f", "#9a6dd0", "#2fa3a8")
 """Of middle lightness, so that they stand out from white and from black."""
@@ -23,13 +24,17 @@ STYLE = (
     ".tk .axis{stroke:currentColor;stroke-opacity:.55;fill:none}.tk .grid{stroke:currentColor;stroke-opacity:.12}"
     ".tk .guide{stroke:currentColor;stroke-opacity:.7;stroke-dasharray:4 3;fill:none}"
     ".tk .line{fill:none;stroke-width:1.8}"
-    ".tk .title{font-weight:600;font-size:13px}.tk .panel{fill:currentColor;fill-opacity:.08}"
+    ".tk .title{font-weight:600;font-size:13px}"
     "@media (prefers-color-scheme:dark){.tk{color:#e6e6e6}}"
 )
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 10, 38
 TITLE = 22
-TICKS = 5
+TICKS = 6
 DIGITS = 3
+LETTER, ROW = 6.0, 16
+"""Width of a letter, about, and height of a row of the legend."""
+PLAIN = (1e-5, 1e7)
+"""Least distance and bound of ticks that are written without a power of ten."""
 MARGIN = 1e-300
 """Distance of ticks below which there are no round numbers to speak of."""
 
@@ -59,7 +64,7 @@ def _part(value: float, ends: tuple[float, float]) -> float:
     return min(max((value / 2 - low / 2) / distance, 0.0), 1.0) if distance else 0.5
 
 
-def _text(value: str) -> str:
+def escaped(value: str) -> str:
     """Text for an element or attribute; characters that XML forbids are left out."""
     return escape(re.sub("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "", value))
 
@@ -77,7 +82,7 @@ def _tag(name: str, content: str | None = None, /, **attributes: str | float) ->
 
 
 def _label(x: float, y: float, value: str, anchor: str = "middle", **attributes: str | float) -> str:
-    return _tag("text", _text(value), x=x, y=y, text_anchor=anchor, **attributes)
+    return _tag("text", escaped(value), x=x, y=y, text_anchor=anchor, **attributes)
 
 
 def _finite(*values: float) -> bool:
@@ -120,27 +125,41 @@ def _ticks(ends: tuple[float, float]) -> list[float]:
     return [index * step for index in range(first, last + 1)]
 
 
-def _number(value: float) -> str:
-    return f"{value + 0.0:.4g}"
+def _numbers(ticks: list[float]) -> list[str]:
+    """The ticks in as few digits as tell them apart, all in one form."""
+    step = min((abs(b - a) for a, b in pairwise(ticks)), default=0.0)
+    top = max(map(abs, ticks), default=0.0)
+    if step >= PLAIN[0] and top < PLAIN[1]:
+        for digits in range(6):
+            if all(abs(round(tick, digits) - tick) <= 1e-3 * step for tick in ticks):
+                return [f"{tick + 0.0:,.{digits}f}" for tick in ticks]
+    told = [f"{tick + 0.0:.4g}" for tick in ticks]
+    digits = 4
+    while len(set(told)) < len(set(ticks)):
+        digits += 1
+        told = [f"{tick + 0.0:.{digits}g}" for tick in ticks]
+    return told
 
 
 def _axis(axes: Axes, frame: _Frame) -> Iterator[str]:
     bottom, right = frame.top + frame.height, frame.left + frame.width
-    for tick in _ticks(frame.x):
+    ticks = _ticks(frame.x)
+    for tick, told in zip(ticks, _numbers(ticks), strict=True):
         x = frame.across(tick)
         yield _tag("line", class_="grid", x1=x, x2=x, y1=frame.top, y2=bottom)
-        yield _label(x, bottom + 14, _number(tick))
-    for tick in _ticks(frame.y):
+        yield _label(x, bottom + 14, told)
+    ticks = _ticks(frame.y)
+    for tick, told in zip(ticks, _numbers(ticks), strict=True):
         y = frame.down(tick)
         yield _tag("line", class_="grid", x1=frame.left, x2=right, y1=y, y2=y)
-        yield _label(frame.left - 6, y + 4, _number(tick), "end")
+        yield _label(frame.left - 6, y + 4, told, "end")
     yield _tag("path", class_="axis", d=f"M{_n(frame.left)} {_n(frame.top)}V{_n(bottom)}H{_n(right)}")
 
 
-def _names(axes: Axes, frame: _Frame) -> Iterator[str]:
+def _names(axes: Axes, frame: _Frame, head: float) -> Iterator[str]:
     middle = frame.top + frame.height / 2
     if axes.title:
-        yield _label(frame.left + frame.width / 2, frame.top - 6, axes.title, font_weight="600")
+        yield _label(frame.left + frame.width / 2, head, axes.title, font_weight="600")
     if axes.x_label:
         yield _label(frame.left + frame.width / 2, frame.top + frame.height + 29, axes.x_label)
     if axes.y_label:
@@ -219,45 +238,63 @@ def _matrix(mark: Matrix, frame: _Frame) -> Iterator[str]:
         yield _label(frame.left + (j + 0.5) * width, frame.top + frame.height + 14, name)
 
 
-def _legend(named: list[tuple[str, str]], frame: _Frame) -> Iterator[str]:
-    x, y = frame.left + 8, frame.top + 6
-    if named:
-        widest = max(len(name) for name, _ in named)
-        yield _tag("rect", class_="panel", x=x - 4, y=y - 3, width=26 + 6.2 * widest, height=15 * len(named) + 3, rx=3)
-    for row, (name, colour) in enumerate(named):
-        if colour == GUIDE:
-            yield _tag("line", class_="guide", x1=x - 1, x2=x + 12, y1=y + 15 * row + 6, y2=y + 15 * row + 6)
-        else:
-            yield _tag("rect", fill=colour, x=x, y=y + 15 * row + 2, width=10, height=8)
-        yield _label(x + 16, y + 15 * row + 10, name, "start")
+def _legend(named: list[tuple[str, str]], width: float) -> list[list[tuple[float, str, str]]]:
+    """Rows of the legend: place, name and colour of each entry."""
+    rows: list[list[tuple[float, str, str]]] = []
+    x = 0.0
+    for name, colour in named:
+        size = 30 + LETTER * len(name)
+        if not rows or x + size > width:
+            rows.append([])
+            x = 0.0
+        rows[-1].append((x, name, colour))
+        x += size
+    return rows
+
+
+def _entry(x: float, y: float, name: str, colour: str) -> Iterator[str]:
+    if colour == GUIDE:
+        yield _tag("line", class_="guide", x1=x, x2=x + 13, y1=y - 4, y2=y - 4)
+    else:
+        yield _tag("rect", fill=colour, x=x + 1, y=y - 8, width=11, height=8, rx=1.5)
+    yield _label(x + 17, y, name, "start")
+
+
+def _colours(marks: Iterable[Mark]) -> Iterator[tuple[Mark, str]]:
+    """Marks and their colours; guides and pictures take none of the palette."""
+    used = 0
+    for mark in marks:
+        plain = isinstance(mark, (Image, Matrix)) or (isinstance(mark, Line) and mark.dashed)
+        yield mark, GUIDE if plain else COLOURS[used % len(COLOURS)]
+        used += not plain
 
 
 def _drawn(axes: Axes, top: float, width: float, height: float) -> Iterator[str]:
     xs, ys = zip(*(_along(mark) for mark in axes.marks), strict=True) if axes.marks else ((), ())
     x = axes.x_range or _extent(value for column in xs for value in column)
     y = axes.y_range or _extent(value for column in ys for value in column)
-    head = TITLE if axes.title else 0
-    size = (max(width - LEFT - RIGHT, 1.0), max(height - TOP - BOTTOM - head, 1.0))
-    frame = _Frame(LEFT, top + TOP + head, *size, x, y)
+    across = max(width - LEFT - RIGHT, 1.0)
+    coloured = [*_colours(axes.marks)]
+    named = [(label, colour) for mark, colour in coloured if (label := getattr(mark, "label", ""))]
+    # Above the axes, since any corner of them may hold data.
+    rows = _legend(named, across) if axes.legend else []
+    title = TITLE if axes.title else 0
+    head = title + ROW * len(rows)
+    frame = _Frame(LEFT, top + TOP + head, across, max(height - TOP - BOTTOM - head, 1.0), x, y)
     if not any(isinstance(mark, (Image, Matrix)) for mark in axes.marks):
         yield from _axis(axes, frame)
-    named: list[tuple[str, str]] = []
-    used = 0
-    for mark in axes.marks:
+    for mark, colour in coloured:
         if isinstance(mark, Image):
             yield from _image(mark, frame)
         elif isinstance(mark, Matrix):
             yield from _matrix(mark, frame)
         else:
-            guide = isinstance(mark, Line) and mark.dashed
-            colour = GUIDE if guide else COLOURS[used % len(COLOURS)]
-            used += not guide
             draw = {Line: _line, Points: _points, Bars: _bars}[type(mark)]
             yield from draw(mark, frame, colour)  # type: ignore[operator]
-            named += [(mark.label, colour)] if mark.label else []
-    yield from _names(axes, frame)
-    if axes.legend:
-        yield from _legend(named, frame)
+    yield from _names(axes, frame, top + TOP + title - 6)
+    for row, entries in enumerate(rows):
+        for place, name, colour in entries:
+            yield from _entry(LEFT + place, top + TOP + title + ROW * row + 8, name, colour)
 
 
 def to_svg(figure: Figure) -> str:
@@ -283,5 +320,5 @@ def to_svg(figure: Figure) -> str:
         width=figure.width,
         height=figure.height,
         role="img",
-        aria_label=_text(figure.title or "figure"),
+        aria_label=escaped(figure.title or "figure"),
     )

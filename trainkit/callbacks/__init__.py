@@ -2,4 +2,5 @@
 
 from trainkit.callbacks.non_finite_guard import *
 from trainkit.callbacks.publish_figure import *
+from trainkit.callbacks.run_report import *
 from trainkit.callbacks.step_seed import *

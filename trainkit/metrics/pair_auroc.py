@@ -16,8 +16,10 @@ from trainkit._core.checks import (
     reject,
     values_checked,
 )
+from trainkit._core.figures import Figure
 from trainkit._core.metric import RowMetric, StreamingMetric
 from trainkit._core.numerics import sum_dtype
+from trainkit.metrics._pair_figure import BARS, PairFigure, pair_figure
 
 __all__ = ["BinnedPairAUROC", "PairAUROC", "binned_pair_auroc", "pair_auroc"]
 
@@ -77,10 +79,11 @@ def _areas(positives: Tensor, negatives: Tensor, query: Tensor, queries: int) ->
     return (wins / (2 * totals[0].to(dtype) * totals[1].to(dtype))).clamp(0, 1)
 
 
-def _sorted_areas(scores: Tensor, positive: Tensor, index: Tensor | None) -> Tensor:
-    """Areas from the sample, one a query; all pairs are of one query without ``index``."""
-    if not len(scores):
-        return torch.zeros(0, dtype=sum_dtype(scores.device), device=scores.device)
+def _tied(scores: Tensor, positive: Tensor, index: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Positive and negative pairs in each cell of tied scores, which ascend by query, then by score; and its query.
+
+    All pairs are of one query without ``index``.
+    """
     # Adding zero makes of minus zero what compares equal to it.
     values, rank = torch.unique(scores.to(sum_dtype(scores.device)) + 0.0, return_inverse=True)
     query = torch.zeros_like(rank)
@@ -88,7 +91,13 @@ def _sorted_areas(scores: Tensor, positive: Tensor, index: Tensor | None) -> Ten
         query = torch.unique(index, return_inverse=True)[1]
     cells, cell = torch.unique(query * len(values) + rank, return_inverse=True)
     positives, negatives = (torch.bincount(cell[side], minlength=len(cells)) for side in (positive, ~positive))
-    return _areas(positives, negatives, cells // len(values), int(query.max()) + 1)
+    return positives, negatives, cells // max(len(values), 1)
+
+
+def _sorted_areas(scores: Tensor, positive: Tensor, index: Tensor | None) -> Tensor:
+    """Areas from the sample, one a query."""
+    positives, negatives, query = _tied(scores, positive, index)
+    return _areas(positives, negatives, query, int(query.max()) + 1 if len(query) else 0)
 
 
 def _mean(owner: str, areas: Tensor, action: EmptyTargetAction, warn: bool = True) -> Tensor:
@@ -151,7 +160,7 @@ def binned_pair_auroc(
     return _mean("binned_pair_auroc", _binned_areas(*_histograms(flat, positive, n_bins, low, high)), "skip")
 
 
-class PairAUROC(RowMetric):
+class PairAUROC(PairFigure, RowMetric):
     r"""Chance that a positive pair scores higher than a negative one, with ties as one half.
 
     Use it to validate a model that scores pairs, such as a dual encoder, without a choice of threshold or k. Scores
@@ -186,9 +195,10 @@ class PairAUROC(RowMetric):
         State: every score in its own precision and its target, so that memory grows with the number of pairs; it is
         gathered over the ranks, also uneven ones and those without data. Exact over any split into batches and ranks;
         a query may be spread over them. Counts are integers and their products fp64 (fp32 on mps), which holds any
-        number of pairs. For more scores than memory holds take :class:`BinnedPairAUROC`. No query with both classes
-        gives nan and a warning. Rows that a sampler repeats to even out ranks count twice. Without gradients: train on
-        a ranking loss.
+        number of pairs. For more scores than memory holds take :class:`BinnedPairAUROC`. :meth:`figure` gives the
+        distributions and the ROC curve as data; ``plot`` draws them and needs the extra ``plots``. No query with both
+        classes gives nan and a warning. Rows that a sampler repeats to even out ranks count twice. Without gradients:
+        train on a ranking loss.
 
     References:
         Hanley and McNeil, "The Meaning and Use of the Area under a Receiver Operating Characteristic (ROC) Curve",
@@ -228,8 +238,26 @@ class PairAUROC(RowMetric):
         areas = _sorted_areas(self.scores, self.target == 1, index)
         return _mean("PairAUROC", areas, self.empty_target_action, warn=self.update_called)
 
+    def figure(self, title: str = "") -> Figure:
+        """Histograms of the scores so far and the ROC curve, for ``pairing="global"``; all ranks call it together.
 
-class BinnedPairAUROC(StreamingMetric):
+        Args:
+            title: Above the figure.
+        """
+        if self.pairing != "global":
+            reject("PairAUROC", "pairing", "be 'global' for a figure: a mean over queries has no curve", self.pairing)
+        auroc = self.compute()
+        with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
+            scores, positive = self.scores, self.target == 1
+            low = float(scores.min()) if len(scores) else 0.0
+            high = float(scores.max()) if len(scores) else 1.0
+            high = high if high > low else low + max(abs(low), 1.0)
+            histogram = _histograms(scores, positive, BARS, low, high)
+            positives, negatives, _ = _tied(scores, positive, None)
+        return pair_figure(histogram, low, high, (positives, negatives), auroc, title)
+
+
+class BinnedPairAUROC(PairFigure, StreamingMetric):
     r"""Chance that a positive pair scores higher than a negative one, from two histograms of constant size.
 
     Use it in place of :class:`PairAUROC` where there are too many pairs to keep, as all pairs of a validation set.
@@ -263,8 +291,9 @@ class BinnedPairAUROC(StreamingMetric):
         Scores below ``low`` or above ``high`` are never moved into the range: they have a cell of their own at each
         end, which keeps their order against all others and ties them among themselves. State: two int64 histograms of
         ``n_bins`` + 2 cells, so that any split into batches and ranks gives the same value, which is an approximation.
-        Their products are fp64 (fp32 on mps), which holds any number of pairs. No positive or no negative pairs give
-        nan and a warning. Without gradients.
+        Their products are fp64 (fp32 on mps), which holds any number of pairs. :meth:`figure` gives the distributions
+        and the ROC curve as data; ``plot`` draws them and needs the extra ``plots``. No positive or no negative pairs
+        give nan and a warning. Without gradients.
 
     References:
         Hanley and McNeil, "The Meaning and Use of the Area under a Receiver Operating Characteristic (ROC) Curve",
@@ -298,6 +327,17 @@ class BinnedPairAUROC(StreamingMetric):
     def compute(self) -> Tensor:
         areas = _binned_areas(self.positives, self.negatives)
         return _mean("BinnedPairAUROC", areas, "skip", warn=self.update_called)
+
+    def figure(self, title: str = "") -> Figure:
+        """Histograms of the scores so far and the ROC curve; all ranks call it together.
+
+        Args:
+            title: Above the figure.
+        """
+        auroc = self.compute()
+        with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
+            histogram = self.positives, self.negatives
+        return pair_figure(histogram, self.low, self.high, histogram, auroc, title)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, exact={self.exact}"
