@@ -1,5 +1,6 @@
 """Fixtures, options and the summary of the suite."""
 
+import os
 import subprocess
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -54,6 +55,21 @@ def pytest_collection_modifyitems(config, items):
     out = [i for i in items if getattr(i, "callspec", None) and i.callspec.params.get("family") not in families]
     config.hook.pytest_deselected(items=out)
     items[:] = [i for i in items if i not in out]
+
+
+@pytest.fixture(scope="session")
+def data_file():
+    """Path of a file of real data by its name; the test is skipped, and counted, where it is missing."""
+    folders = [Path(os.environ["TRAINKIT_DATA"])] if "TRAINKIT_DATA" in os.environ else []
+    folders.append(ROOT.parent / "shared" / "data")
+
+    def find(name):
+        for folder in folders:
+            if (folder / name).is_file():
+                return folder / name
+        pytest.skip(f"{name} is not in {' or '.join(map(str, folders))}")
+
+    return find
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,10 @@ TREE = {
         ''',
     "cli/__init__.py": "from pkg.cli.main import *",
     "cli/main.py": "__all__ = ['Hidden']\nclass Hidden: ...",
-    "losses/__init__.py": "from pkg.losses.pairs.margin import *\nfrom pkg.losses.combined import *",
+    "losses/__init__.py": (
+        "from pkg.losses._base import *\nfrom pkg.losses.pairs.margin import *\nfrom pkg.losses.combined import *"
+    ),
+    "losses/_base.py": "__all__ = ['Loss']\nclass Loss(Module): ...",
     "losses/combined.py": '''
         from dataclasses import dataclass
         from typing import ClassVar
@@ -221,7 +224,8 @@ def test_entries_are_the_parts_that_the_families_export():
     exported = {}
     for family in families_at_run_time():
         for source in sys.modules.copy().values():
-            if getattr(source, "__name__", "").startswith(family.__name__ + "."):
+            path = getattr(source, "__name__", "")
+            if path.startswith(family.__name__ + ".") and not path.rpartition(".")[2].startswith("_"):
                 for name in getattr(source, "__all__", ()):
                     value = getattr(family, name, None)
                     if isinstance(value, type) and value is getattr(source, name) and value.__bases__ != (object,):

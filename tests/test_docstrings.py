@@ -11,9 +11,9 @@ from trainkit import catalogue
 from trainkit.catalogue import SECTIONS, documented_arguments
 
 PARTS = catalogue.entries()
-WITH_FORMULA = {"loss", "metric"}
-WITH_SHAPE = {"loss", "metric", "module"}
-WITH_REFERENCES = {"loss", "metric"}
+WITH_FORMULA = {"loss", "metric", "calibrator"}
+WITH_SHAPE = {"loss", "metric", "module", "calibrator"}
+WITH_REFERENCES = {"loss", "metric", "calibrator"}
 
 
 def required_sections(part):

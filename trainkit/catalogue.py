@@ -107,7 +107,8 @@ class Entry:
 def entries(root: Path | None = None) -> list[Entry]:
     """Every part that a family of the package exports, sorted by family and name.
 
-    A part is a public class with a base, as a module or a metric has; a class without one helps a part.
+    A part is a public class with a base, as a module or a metric has; a class without one helps a part, as does what a
+    private module exports: the base of a family and its exceptions.
 
     Args:
         root: Folder of the package; by default the one that this file lies in.
@@ -127,7 +128,8 @@ def _entries(package: "_Package") -> list[Entry]:
     # Short paths first, so that a class that two families export is listed under the shorter one.
     for family in sorted(package.families(), key=lambda name: (name.count("."), name)):
         for module in package.star_imports(family):
-            for name in package.exports(module):
+            private = module.rpartition(".")[2].startswith("_")
+            for name in () if private else package.exports(module):
                 entry = package.entry(family, module, name)
                 if entry is not None:
                     found.setdefault((entry.file, entry.name), entry)

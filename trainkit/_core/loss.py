@@ -1,11 +1,12 @@
 """Base class of the losses."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from trainkit._core.buffers import ExactBuffers
 from trainkit._core.checks import check_flag
 from trainkit._core.reduction import check_reduction
 from trainkit._core.repr import hyper_parameters
@@ -14,8 +15,8 @@ from trainkit._core.typing import DistributedKind, Reduction
 __all__ = ["Loss"]
 
 
-class Loss(nn.Module):
-    """An ``nn.Module`` that stores the hyper-parameters of its constructor under their own names.
+class Loss(ExactBuffers):
+    """A module that stores the hyper-parameters of its constructor under their own names.
 
     Args:
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -34,7 +35,6 @@ class Loss(nn.Module):
         self.reduction: Reduction = reduction
         self.sync = sync
         self.validate_args = validate_args
-        self._constants: tuple[str, ...] = ()
 
     def register_constant(self, name: str, values: Sequence[float] | Tensor | None) -> None:
         """Keep hyper-parameters as a buffer that moves with the module but never loses precision to a cast.
@@ -42,18 +42,7 @@ class Loss(nn.Module):
         They belong to the configuration: ``state_dict`` leaves them out.
         """
         constant = None if values is None else torch.as_tensor(values, dtype=torch.float64).clone()
-        self.register_buffer(name, constant, persistent=False)
-        self._constants = (*self._constants, name)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        kept = {name: self._buffers[name] for name in self._constants}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, constant in kept.items():
-            if constant is not None:
-                device = fn(torch.empty(0, device=constant.device)).device
-                # The mps device has no fp64.
-                self._buffers[name] = constant.to(device, torch.float32 if device.type == "mps" else constant.dtype)
-        return self
+        self.register_exact(name, constant, persistent=False)
 
     def extra_repr(self) -> str:
         return hyper_parameters(self)

@@ -21,14 +21,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command ``check``."""
     parser = subparsers.add_parser(
         "check",
-        help="hold your own loss, metric, module, optimizer, sampler, loader or callback to the conformance properties",
+        help="hold your own loss, metric, optimizer, calibrator or other part to the conformance properties",
         description="Hold a class to the properties that every part of trainkit has: exact gradients, precision under "
         "autocast, degenerate batches, two ranks and more. Exits with 1 if one does not hold.",
     )
     parser.add_argument("cls", metavar="CLASS", help="mypkg.MyLoss, path/to/file.py:MyLoss, or a part of trainkit")
     parser.add_argument("--kind", help="inputs to draw, such as classification; by default read from the signature")
     parser.add_argument(
-        "--family", help="losses, metrics, modules, optimizers or samplers; by default read from the class"
+        "--family",
+        help="losses, metrics, modules, optimizers, samplers, loaders, callbacks or calibrators; by default read from "
+        "the class",
     )
     parser.add_argument(
         "--init",

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainkit._core.binding import accepted
-from trainkit.testing import callbacks, loaders, losses, metrics, modules, optimizers, samplers
+from trainkit.testing import calibrators, callbacks, loaders, losses, metrics, modules, optimizers, samplers
 from trainkit.testing.case import Case
 from trainkit.testing.kinds import KINDS, kind_for
 from trainkit.testing.loaders import build_loader
@@ -17,6 +17,7 @@ from trainkit.testing.pool import Pool
 from trainkit.testing.properties import Outcome, Property, conform
 from trainkit.testing.samplers import build_sampler
 from trainkit.testing.spec import (
+    CalibratorSpec,
     CallbackSpec,
     LoaderSpec,
     LossSpec,
@@ -54,6 +55,7 @@ FAMILIES: Mapping[str, tuple[type[Spec], tuple[Property, ...]]] = {
     "samplers": (SamplerSpec, samplers.PROPERTIES),
     "loaders": (LoaderSpec, loaders.PROPERTIES),
     "callbacks": (CallbackSpec, callbacks.PROPERTIES),
+    "calibrators": (CalibratorSpec, calibrators.PROPERTIES),
 }
 """Families that have properties: the record of a part and the properties it is held to."""
 
@@ -64,7 +66,8 @@ def properties_for(spec: Spec) -> tuple[Property, ...]:
 
 
 def family_of(cls: type[Any], kind: str | None = None, init: Mapping[str, Any] | None = None) -> str:
-    """Family of a class, read from its bases; a module that gives one number for a batch is a loss.
+    """Family of a class, read from its bases; a module that gives one number for a batch is a loss, one with a fit a
+    calibrator.
 
     Args:
         cls: The class.
@@ -85,6 +88,8 @@ def family_of(cls: type[Any], kind: str | None = None, init: Mapping[str, Any] |
         family = "optimizers"
     elif bases & {"lightning.Callback", "pytorch_lightning.Callback"}:
         family = "callbacks"
+    elif issubclass(cls, nn.Module) and hasattr(cls, "fit") and hasattr(cls, "predict_proba"):
+        family = "calibrators"
     elif issubclass(cls, nn.Module):
         named = "loss" in cls.__name__.lower() or "reduction" in inspect.signature(cls).parameters
         family = "losses" if named or _gives_a_number(cls, kind, init or {}) else "modules"
@@ -195,7 +200,7 @@ def check(
     """Hold a class to the properties of its family, on one process and on a pool of two ranks.
 
     Args:
-        cls: A loss, metric, module, optimizer, sampler, loader or callback, importable by name.
+        cls: A loss, metric, module, optimizer, sampler, loader, callback or calibrator, importable by name.
         kind: Name of the input kind, see :mod:`trainkit.testing.kinds`.
         init: Constructor arguments.
         family: Name of the family; None reads it from the class.

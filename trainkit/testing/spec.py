@@ -12,6 +12,7 @@ from torch import Tensor
 
 __all__ = [
     "BadCall",
+    "CalibratorSpec",
     "CallbackSpec",
     "Golden",
     "Invariance",
@@ -136,6 +137,22 @@ class MetricSpec(Spec):
     perfect: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
     worst: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
     bounds: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratorSpec(Spec):
+    """Record of a calibrator.
+
+    ``reference`` takes logits and target of a fit, and gives numbers of the ``state_dict`` by name; ``probs`` are the
+    calibrated probabilities. ``inputs`` of ``errors`` are those of ``fit``.
+
+    Args:
+        function: The functional form, which gives what is fitted.
+        fitted: Name of the buffer that the function gives, if it gives one tensor.
+    """
+
+    function: Callable[..., Any] | None = None
+    fitted: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

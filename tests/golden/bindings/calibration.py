@@ -1,11 +1,13 @@
 """Calls for the golden records of calibration."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from trainkit._core.binning import equal_width_index
+from trainkit.calibration.calibrators import TemperatureScaling
 from trainkit.calibration.metrics import (
     AdaptiveCalibrationError,
     BinnedCalibrationError,
@@ -89,6 +91,22 @@ def adaptive(record):
     return by_class(ThresholdedACE if record["params"]["threshold"] else AdaptiveCalibrationError, record)
 
 
+def temperature(record):
+    logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
+    calibrator = TemperatureScaling(**record["params"])
+    with warnings.catch_warnings():
+        # Separable and reversed data lead to a bound, of which the fit warns.
+        warnings.filterwarnings("ignore", "TemperatureScaling: .* bound", UserWarning)
+        calibrator.fit(logits, torch.tensor(record["inputs"]["labels"]))
+    return {
+        "value": calibrator.temperature,
+        "temperature": calibrator.temperature,
+        "nll_before": negative_log_likelihood(record)["value"],
+        "nll_after": calibrator.nll,
+        "probs_first6": calibrator.predict_proba(logits[:6]),
+    }
+
+
 NAMES = {
     "AdaptiveCalibrationError": adaptive,
     "BrierScore": brier,
@@ -98,5 +116,8 @@ NAMES = {
     "CalibrationError.top_label_equal_mass": calibration_error,
     "ClasswiseCalibrationError": lambda record: by_class(ClasswiseECE, record),
     "NegativeLogLikelihood": negative_log_likelihood,
+    "TemperatureScaling": temperature,
+    "TemperatureScaling.antisignal": temperature,
+    "TemperatureScaling.separable": temperature,
     **{f"GeneralCalibrationError.{kind}": general for kind in ("ACE", "ECE", "RMSCE", "SCE", "SCE_l2", "TACE")},
 }

@@ -22,7 +22,7 @@ from trainkit._core.checks import check_choice, check_flag, check_integer, check
 from trainkit._core.metric import RowMetric
 from trainkit._core.numerics import sum_dtype
 from trainkit._core.typing import InputKind
-from trainkit.calibration.metrics._common import Predictions, Task, canonicalized_blocks, check_classes, check_task
+from trainkit.calibration._common import Predictions, Task, canonicalized_blocks, check_classes, check_task
 
 __all__ = ["BinnedMetric", "BinnedScores", "Reduce", "Scheme", "binned_once"]
 

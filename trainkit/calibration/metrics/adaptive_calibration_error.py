@@ -2,7 +2,7 @@
 
 from trainkit._core.binning import Ties
 from trainkit._core.typing import InputKind
-from trainkit.calibration.metrics._common import Task
+from trainkit.calibration._common import Task
 from trainkit.calibration.metrics.binned_calibration_error import BinnedCalibrationError
 
 __all__ = ["RMSCE", "AdaptiveCalibrationError", "ThresholdedACE"]

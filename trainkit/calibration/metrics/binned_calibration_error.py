@@ -9,8 +9,8 @@ from trainkit._core.binning import Binning, BinSums, Closed, Ties
 from trainkit._core.checks import check_choice, check_flag, reject
 from trainkit._core.metric import mean_or_nan
 from trainkit._core.typing import InputKind
+from trainkit.calibration._common import Task
 from trainkit.calibration.metrics._binned import BinnedMetric, Reduce, Scheme, binned_once
-from trainkit.calibration.metrics._common import Task
 
 __all__ = ["BinnedCalibrationError", "binned_calibration_error"]
 

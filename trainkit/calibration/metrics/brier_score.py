@@ -8,7 +8,7 @@ from torch import Tensor
 from trainkit._core.checks import check_choice
 from trainkit._core.metric import StreamingMetric, mean_or_nan
 from trainkit._core.typing import InputKind
-from trainkit.calibration.metrics._common import Predictions, Task, canonicalize, check_task
+from trainkit.calibration._common import Predictions, Task, canonicalize, check_task
 
 __all__ = ["BrierScore", "brier_score"]
 

@@ -10,11 +10,9 @@ from torch import Tensor
 from trainkit._core.checks import check_flag, check_integer, reject
 from trainkit._core.metric import StreamingMetric, mean_or_nan
 from trainkit._core.typing import InputKind
-from trainkit.calibration.metrics._common import Predictions, Task, canonicalize, check_classes, check_task
+from trainkit.calibration._common import FLOOR, Predictions, Task, canonicalize, check_classes, check_task
 
 __all__ = ["NegativeLogLikelihood", "negative_log_likelihood"]
-
-FLOOR = 1e-12
 
 
 def _check(

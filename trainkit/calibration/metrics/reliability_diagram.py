@@ -10,8 +10,8 @@ from trainkit._core.checks import check_integer, reject
 from trainkit._core.figures import Axes, Bars, Figure, Line, Points
 from trainkit._core.rasters import to_matplotlib
 from trainkit._core.typing import InputKind
+from trainkit.calibration._common import Task
 from trainkit.calibration.metrics._binned import BinnedMetric, BinnedScores, Reduce, Scheme, binned_once
-from trainkit.calibration.metrics._common import Task
 
 __all__ = ["ReliabilityDiagram", "reliability_diagram"]
 

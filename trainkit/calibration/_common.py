@@ -1,8 +1,8 @@
-"""What the calibration metrics share: the form that predictions and targets of every task are brought into."""
+"""What metrics and calibrators share: the form that predictions and targets of every task are brought into."""
 
 import math
-from collections.abc import Iterator
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,21 @@ from trainkit._core.checks import (
 from trainkit._core.numerics import fp32_region, sum_dtype
 from trainkit._core.typing import InputKind
 
-__all__ = ["Predictions", "Task", "canonicalize", "canonicalized_blocks", "check_classes", "check_task"]
+__all__ = [
+    "FLOOR",
+    "Checked",
+    "Predictions",
+    "Task",
+    "blocks",
+    "by_label",
+    "canonicalize",
+    "canonicalized_blocks",
+    "check_classes",
+    "check_task",
+    "checked",
+    "flat",
+    "prediction_rules",
+]
 
 Task: TypeAlias = Literal["binary", "multiclass", "multilabel"]
 Rule: TypeAlias = tuple[str, str, Tensor, Tensor]
@@ -33,6 +47,11 @@ BLOCK = 2**18
 
 BOUND_SLACK = 1e-6
 """How far above one a probability may lie: what averaging in fp32 can do."""
+
+FLOOR = 1e-12
+"""Least probability that has a logarithm of its own."""
+
+T = TypeVar("T")
 
 
 class Predictions(NamedTuple):
@@ -76,7 +95,7 @@ def check_classes(owner: str, logits: Tensor, task: str, num_classes: int | None
         reject(owner, "logits", f"have shape (N, {num_classes}, ...), where num_classes={num_classes}", logits)
 
 
-def _flat(values: Tensor) -> Tensor:
+def flat(values: Tensor) -> Tensor:
     """(N, K, ...) as (M, K)."""
     return values.movedim(1, -1).reshape(-1, values.shape[1])
 
@@ -177,6 +196,63 @@ def _valid(target: Tensor, task: Task, ignore_index: int) -> Tensor:
     return target != ignore_index
 
 
+def prediction_rules(logits: Tensor, input_kind: InputKind, rows: bool) -> list[Rule]:
+    """What is left to check of the values of predictions, for :func:`trainkit._core.checks.check_values`.
+
+    Args:
+        logits: Predictions.
+        input_kind: What they are.
+        rows: Whether those over dimension 1 are one distribution.
+    """
+    return [] if _plainly_fine(logits, input_kind, rows) else _value_rules(logits, input_kind, rows)
+
+
+class Checked(NamedTuple):
+    """Inputs that keep the rules.
+
+    Args:
+        logits: Predictions in the shape that they came in, neutral where the target is ignored.
+        rows: Whether those over dimension 1 are one distribution.
+        target: As in :class:`Predictions`.
+        weight: As in :class:`Predictions`.
+    """
+
+    logits: Tensor
+    rows: bool
+    target: Tensor
+    weight: Tensor
+
+
+def checked(
+    owner: str,
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    task: Task,
+    input_kind: InputKind,
+    ignore_index: int,
+    validate_args: bool,
+) -> Checked:
+    """Check the inputs, which :func:`canonicalize` describes."""
+    logits, rows = _checked_shapes(owner, logits, target, task)
+    target = target if target.is_floating_point() else target.long()
+    valid = _valid(target, task, ignore_index)
+    check_same_shape(owner, "the targets", valid.shape, weight=weight)
+    neutral = _neutral(input_kind, logits.shape[1] if rows else 2)
+    # Reading the device would cost more than the copy, but on the CPU.
+    if logits.device.type != "cpu" or torch.compiler.is_compiling() or not valid.all():
+        logits = torch.where(valid.unsqueeze(1) if rows else valid, logits, neutral)
+    if values_checked(validate_args):
+        rules = prediction_rules(logits, input_kind, rows)
+        rules += _target_rules(target, valid, task, logits.shape[1] if rows else 2, ignore_index)
+        if weight is not None:
+            rules.append(("weight", "be finite and >= 0", weight, weight.isfinite() & (weight >= 0)))
+        check_values(owner, *rules)
+    weights = valid if weight is None else torch.where(valid, weight, 0)
+    weights = by_label(weights, task).to(sum_dtype(weights.device))
+    return Checked(logits, rows, _flat_target(target, valid, task, logits.dtype), weights)
+
+
 @fp32_region
 def canonicalize(
     owner: str,
@@ -203,40 +279,27 @@ def canonicalize(
         ignore_index: Target that is left out, whatever is predicted there; probabilities over classes have none.
         validate_args: Whether values are checked.
     """
-    logits, rows = _checked_shapes(owner, logits, target, task)
-    target = target if target.is_floating_point() else target.long()
-    valid = _valid(target, task, ignore_index)
-    check_same_shape(owner, "the targets", valid.shape, weight=weight)
-    neutral = _neutral(input_kind, logits.shape[1] if rows else 2)
-    # Reading the device would cost more than the copy, but on the CPU.
-    if logits.device.type != "cpu" or torch.compiler.is_compiling() or not valid.all():
-        logits = torch.where(valid.unsqueeze(1) if rows else valid, logits, neutral)
-    if values_checked(validate_args):
-        rules = [] if _plainly_fine(logits, input_kind, rows) else _value_rules(logits, input_kind, rows)
-        rules += _target_rules(target, valid, task, logits.shape[1] if rows else 2, ignore_index)
-        if weight is not None:
-            rules.append(("weight", "be finite and >= 0", weight, weight.isfinite() & (weight >= 0)))
-        check_values(owner, *rules)
+    logits, rows, targets, weights = checked(
+        owner, logits, target, weight, task, input_kind, ignore_index, validate_args
+    )
     if rows:
-        values = _flat(logits).log_softmax(1) if input_kind == "logits" else _flat(logits)
+        values = flat(logits).log_softmax(1) if input_kind == "logits" else flat(logits)
     else:
-        values = _log_pair(_by_label(logits, task), input_kind)
-    weights = valid if weight is None else torch.where(valid, weight, 0)
-    weights = _by_label(weights, task).to(sum_dtype(weights.device))
-    return Predictions(values, input_kind != "probs", _flat_target(target, valid, task, values.dtype), weights)
+        values = _log_pair(by_label(logits, task), input_kind)
+    return Predictions(values, input_kind != "probs", targets, weights)
 
 
 def _flat_target(target: Tensor, valid: Tensor, task: Task, dtype: torch.dtype) -> Tensor:
     """Class indices (M,) or class probabilities (M, K)."""
     if _over_classes(target, task):
-        return _flat(target).to(dtype)
-    flat = _by_label(torch.where(valid, target, 0), task)
-    return torch.stack([1 - flat, flat], 1).to(dtype) if target.is_floating_point() else flat
+        return flat(target).to(dtype)
+    single = by_label(torch.where(valid, target, 0), task)
+    return torch.stack([1 - single, single], 1).to(dtype) if target.is_floating_point() else single
 
 
-def _by_label(values: Tensor, task: Task) -> Tensor:
+def by_label(values: Tensor, task: Task) -> Tensor:
     """One entry a target, (M,); the labels of a multilabel target follow one another."""
-    return _flat(values).reshape(-1) if task == "multilabel" else values.reshape(-1)
+    return flat(values).reshape(-1) if task == "multilabel" else values.reshape(-1)
 
 
 def canonicalized_blocks(
@@ -254,29 +317,37 @@ def canonicalized_blocks(
 
     Blocks are of whole entries of dimension 0. An error is that of the whole batch, with positions in it.
     """
-    whole = (logits, target, weight)
 
-    def form(inputs: tuple[Tensor, Tensor, Tensor | None]) -> Predictions:
+    def form(logits: Tensor, target: Tensor, weight: Tensor | None) -> Predictions:
         return canonicalize(
             owner,
-            *inputs,
+            logits,
+            target,
+            weight,
             task=task,
             input_kind=input_kind,
             ignore_index=ignore_index,
             validate_args=validate_args,
         )
 
-    given = [value for value in whole if value is not None]
+    return blocks(form, logits, target, weight)
+
+
+def blocks(
+    form: Callable[[Tensor, Tensor, Tensor | None], T], logits: Tensor, target: Tensor, weight: Tensor | None
+) -> Iterator[T]:
+    """``form`` of blocks of whole entries of dimension 0; of all at once where that is little or fits no rule."""
+    given = [value for value in (logits, target, weight) if value is not None]
     sliced = all(isinstance(value, Tensor) and value.dim() and len(value) == len(logits) for value in given)
     if not sliced or logits.numel() <= BLOCK:
-        yield form(whole)
+        yield form(logits, target, weight)
         return
     step = max(1, BLOCK * len(logits) // logits.numel())
     for start in range(0, len(logits), step):
         rows = slice(start, start + step)
         try:
-            block = form((logits[rows], target[rows], None if weight is None else weight[rows]))
+            block = form(logits[rows], target[rows], None if weight is None else weight[rows])
         except (TypeError, ValueError):
-            form(whole)
+            form(logits, target, weight)
             raise
         yield block
