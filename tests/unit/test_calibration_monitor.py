@@ -266,7 +266,7 @@ def test_what_is_missing_is_named(net, arguments, words, tmp_path):
 def test_other_faults_are_named(tmp_path):
     with pytest.raises(ValueError, match="prefix must differ from that of another CalibrationMonitor, got 'a' twice"):
         fit(Net(), [CalibrationMonitor(prefix="a"), CalibrationMonitor(prefix="a")], tmp_path)
-    per_class = {"each": ClasswiseECE(num_classes=3, per_class=True)}
+    per_class = {"each": NegativeLogLikelihood(num_classes=3, per_class=True)}
     words = r"metrics\['each'\] must give one number or have a method figure, got of shape \(3,\)"
     with pytest.raises(ValueError, match=words):
         fit(Net(), [CalibrationMonitor(per_class)], tmp_path)

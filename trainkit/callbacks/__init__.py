@@ -2,5 +2,6 @@
 
 from trainkit.callbacks.calibration_monitor import *
 from trainkit.callbacks.non_finite_guard import *
+from trainkit.callbacks.post_hoc_calibration import *
 from trainkit.callbacks.publish_figure import *
 from trainkit.callbacks.step_seed import *

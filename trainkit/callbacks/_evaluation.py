@@ -15,7 +15,6 @@ from trainkit._core.figures import Figure
 from trainkit.calibration.metrics import (
     ECE,
     BrierScore,
-    ClasswiseECE,
     NegativeLogLikelihood,
     ReliabilityDiagram,
 )
@@ -26,17 +25,16 @@ __all__ = ["Evaluation", "Metrics", "fitting", "log_value", "require_own_prefix"
 Metrics: TypeAlias = Mapping[str, nn.Module]
 
 
-def usual_metrics(task: Any, num_classes: int | None, n_bins: int, input_kind: Any = "logits") -> dict[str, nn.Module]:
+def usual_metrics(task: Any, n_bins: int, input_kind: Any = "logits", ignore_index: int = -100) -> dict[str, nn.Module]:
     """What a run is told of its calibration, by the names of the logged values."""
-    metrics: dict[str, nn.Module] = {
-        "ece": ECE(task=task, n_bins=n_bins, input_kind=input_kind),
-        "nll": NegativeLogLikelihood(task=task, input_kind=input_kind),
-        "brier": BrierScore(task=task, input_kind=input_kind),
-        "reliability": ReliabilityDiagram(task=task, n_bins=n_bins, input_kind=input_kind),
+    scores = {"task": task, "input_kind": input_kind, "ignore_index": ignore_index}
+    bins = {**scores, "n_bins": n_bins}
+    return {
+        "ece": ECE(**bins),
+        "nll": NegativeLogLikelihood(**scores),
+        "brier": BrierScore(**scores),
+        "reliability": ReliabilityDiagram(**bins),
     }
-    if task == "multiclass":
-        metrics["classwise_ece"] = ClasswiseECE(num_classes=num_classes, n_bins=n_bins, input_kind=input_kind)
-    return metrics
 
 
 def wanted_by(metrics: Iterable[Any]) -> list[tuple[str, bool]]:

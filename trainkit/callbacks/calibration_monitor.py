@@ -8,6 +8,7 @@ from torch import nn
 
 from trainkit._core.checks import check_choice, check_integer, reject
 from trainkit._core.figures import Figure
+from trainkit.calibration.metrics import ClasswiseECE
 from trainkit.callbacks._evaluation import (
     Evaluation,
     Metrics,
@@ -94,7 +95,10 @@ class CalibrationMonitor(Callback):
     def _build(self, num_classes: int) -> Metrics:
         if self.metrics is not None:
             return self.metrics
-        return usual_metrics(self.task, num_classes, self.n_bins)
+        metrics = usual_metrics(self.task, self.n_bins)
+        if self.task == "multiclass":
+            metrics["classwise_ece"] = ClasswiseECE(num_classes=num_classes, n_bins=self.n_bins)
+        return metrics
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         require_own_prefix(self, trainer)
