@@ -1,11 +1,10 @@
-"""Records of samplers, loaders and the callbacks that make a resume exact."""
+"""Records of samplers and loaders."""
 
 import numpy as np
 import torch
 
-from trainkit.callbacks import NonFiniteGuard, StepSeed
 from trainkit.data import IndexSampler, ResumableLoader
-from trainkit.testing import BadCall, CallbackSpec, LoaderSpec, SamplerSpec
+from trainkit.testing import BadCall, LoaderSpec, SamplerSpec
 
 
 def drawn(rows, seed, epoch):
@@ -65,22 +64,6 @@ SPECS = (
             BadCall(ValueError, "batch_size must be >= 1, got 0", {"batch_size": 0}),
             BadCall(ValueError, "seed must be >= 0, got -1", {"seed": -1}),
             BadCall(TypeError, "sampler must be a DistributedSampler with a batch_size", {"sampler": range(4)}),
-        ),
-    ),
-    CallbackSpec(
-        cls=NonFiniteGuard,
-        configs=({}, {"gradients": True}),
-        errors=(
-            BadCall(TypeError, "gradients must be True or False, got 1", {"gradients": 1}),
-            BadCall(TypeError, "gradients must be True or False, got 'all'", {"gradients": "all"}),
-        ),
-    ),
-    CallbackSpec(
-        cls=StepSeed,
-        configs=({}, {"seed": 7}),
-        errors=(
-            BadCall(ValueError, "seed must be >= 0, got -1", {"seed": -1}),
-            BadCall(TypeError, "seed must be an integer, got 1.5", {"seed": 1.5}),
         ),
     ),
 )

@@ -224,4 +224,10 @@ class LoaderSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class CallbackSpec(Spec):
-    """Record of a Lightning callback."""
+    """Record of a Lightning callback.
+
+    Args:
+        passive: Whether training is bitwise the same with and without.
+    """
+
+    passive: bool = False

@@ -4,7 +4,6 @@ import copy
 import inspect
 import io
 import pickle
-import sys
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,10 +11,10 @@ import torch
 
 from trainkit.testing.case import Case
 from trainkit.testing.faults import Fault, refusal, require
-from trainkit.testing.properties import collect, prop
+from trainkit.testing.properties import prop
 from trainkit.testing.spec import CallbackSpec
 
-__all__ = ["PROPERTIES", "CallbackCase"]
+__all__ = ["CallbackCase"]
 
 CallbackCase: TypeAlias = Case[CallbackSpec]
 
@@ -84,6 +83,3 @@ def errors(case: CallbackCase) -> None:
         what = f"call with {', '.join(bad.config)}"
         text = refusal(case.spec.cls, partial(case.make, **bad.config), bad.error, what)
         require(bad.match in text, what, bad.match, text)
-
-
-PROPERTIES = collect(sys.modules[__name__])
