@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
+from torch.nn import functional as F
 
 from ._files import write_whole
 from .data.ngrams import Bag
@@ -21,23 +22,32 @@ BLOCK = 256
 
 def ngram_cosines(query: Bag, key: Bag) -> Tensor:
     """Cosine of the token counts of every query with every key, (N, M)."""
-    tokens = torch.cat([query.tokens, key.tokens]).unique()
-    columns = []
-    for bag in (query, key):
-        lengths = torch.diff(bag.offsets, append=torch.tensor([len(bag.tokens)]))
-        row = torch.arange(len(lengths)).repeat_interleave(lengths)
-        counts = bag.counts.float()
-        norm = torch.zeros(len(lengths)).index_add(0, row, counts.square()).sqrt().clamp_min(1)
-        columns.append((row, torch.searchsorted(tokens, bag.tokens), counts / norm[row], len(lengths)))
-    (row, place, value, rows), (key_row, key_place, key_value, keys) = columns
-    left = torch.sparse_coo_tensor(torch.stack([row, place]), value, (rows, len(tokens))).coalesce().to_sparse_csr()
-    scores = torch.empty(rows, keys)
-    for start in range(0, keys, BLOCK):
-        inside = (key_row >= start) & (key_row < start + BLOCK)
-        block = torch.zeros(len(tokens), min(BLOCK, keys - start))
-        block[key_place[inside], key_row[inside] - start] = key_value[inside]
-        scores[:, start : start + BLOCK] = left @ block
+    tokens, place = torch.cat([query.tokens, key.tokens]).unique(return_inverse=True)
+    query_place, key_place = place.split([len(query.tokens), len(key.tokens)])
+    query_value, key_value = _normalised(query), _normalised(key)
+    row = _rows(key)
+    scores = torch.empty(len(query.offsets), len(key.offsets))
+    for start in range(0, len(key.offsets), BLOCK):
+        inside = (row >= start) & (row < start + BLOCK)
+        block = torch.zeros(len(tokens), min(BLOCK, len(key.offsets) - start))
+        block[key_place[inside], row[inside] - start] = key_value[inside]
+        scores[:, start : start + BLOCK] = F.embedding_bag(
+            query_place, block, query.offsets, mode="sum", per_sample_weights=query_value
+        )
     return scores
+
+
+def _rows(bag: Bag) -> Tensor:
+    """Row of each token."""
+    lengths = torch.diff(bag.offsets, append=torch.tensor([len(bag.tokens)]))
+    return torch.arange(len(lengths)).repeat_interleave(lengths)
+
+
+def _normalised(bag: Bag) -> Tensor:
+    """Counts, scaled so that the squares of each bag sum to one."""
+    counts, row = bag.counts.float(), _rows(bag)
+    norm = torch.zeros(len(bag.offsets)).index_add(0, row, counts.square()).sqrt()
+    return counts / norm[row]
 
 
 def recalls(scores: Tensor) -> dict[str, float]:

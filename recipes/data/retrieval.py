@@ -34,7 +34,7 @@ class RetrievalData(LightningDataModule):
         key_field: Its field with the key.
         group_field: Its field whose equal values stay in one split; None if rows are independent.
         batch_size: Rows of the whole training batch, of all ranks together.
-        val_size: Rows to validate on, about; None for a sixth of the rows, at most 2,000.
+        val_size: Rows to validate on, about; None for a seventh of the rows, at most 2,000.
         test_size: Rows to test on, about; None for as many.
         seed: Of the split and of the order.
         num_workers: Processes that make batches.
@@ -78,7 +78,7 @@ class RetrievalData(LightningDataModule):
             return
         self.pairs = self._read()
         self.ids = duplicate_ids([[pair.query for pair in self.pairs], [pair.key for pair in self.pairs]])
-        usual = min(2000, len(self.pairs) // 6)
+        usual = min(2000, len(self.pairs) // 7)
         val, test = (usual if size is None else size for size in self.sizes)
         self.splits = split_groups([pair.group for pair in self.pairs], self.ids, val, test, self.seed)
         self._queries = hashed_ngrams([pair.query for pair in self.pairs], "hashing queries")
@@ -111,7 +111,9 @@ class RetrievalData(LightningDataModule):
         sampler = IndexSampler(rows, self.batch_size, shuffle=False, even=False)
         share = self.batch_size // (self.trainer.world_size if self.trainer else 1)
         loaded: Any = rows
-        return DataLoader(loaded, share, sampler=sampler, collate_fn=self._batch, num_workers=self.num_workers)
+        return DataLoader(
+            loaded, batch_size=share, sampler=sampler, collate_fn=self._batch, num_workers=self.num_workers
+        )
 
     def train_dataloader(self) -> ResumableLoader:
         rows = self.splits.train
@@ -139,4 +141,4 @@ class RetrievalData(LightningDataModule):
         # Every rank answers all of them: there may be fewer queries than ranks.
         asked: Any = self.queries
         sampler = IndexSampler(asked, self.batch_size, num_replicas=1, rank=0, shuffle=False)
-        return DataLoader(asked, self.batch_size, sampler=sampler, collate_fn=self._asked)
+        return DataLoader(asked, batch_size=self.batch_size, sampler=sampler, collate_fn=self._asked)
