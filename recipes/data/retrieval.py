@@ -68,23 +68,29 @@ class RetrievalData(LightningDataModule):
         return read_stdlib() if self.name == "stdlib" else read_wordnet(locate("wordnet"))
 
     def prepare_data(self) -> None:
-        """Fill the cache on one process of a machine, before the others read it."""
-        if self.path is None and self.name == "stdlib":
-            read_stdlib()
+        """Read, on one process of a machine, before anything is written and the others read."""
+        self._load()
 
     def setup(self, stage: str) -> None:
         """Read, split and hash, once."""
+        self._load()
+
+    def _load(self) -> None:
         if self.pairs:
             return
-        self.pairs = self._read()
-        self.ids = duplicate_ids([[pair.query for pair in self.pairs], [pair.key for pair in self.pairs]])
-        usual = min(2000, len(self.pairs) // 7)
+        pairs = self._read()
+        self.ids = duplicate_ids([[pair.query for pair in pairs], [pair.key for pair in pairs]])
+        usual = min(2000, len(pairs) // 7)
         val, test = (usual if size is None else size for size in self.sizes)
-        self.splits = split_groups([pair.group for pair in self.pairs], self.ids, val, test, self.seed)
-        self._queries = hashed_ngrams([pair.query for pair in self.pairs], "hashing queries")
-        self._keys = hashed_ngrams([pair.key for pair in self.pairs], "hashing keys")
+        self.splits = split_groups([pair.group for pair in pairs], self.ids, val, test, self.seed)
+        if len(self.splits.train) < self.batch_size:
+            rows = len(self.splits.train)
+            raise DataError(f"batch_size={self.batch_size} is more than the {rows} rows to train on")
+        self._queries = hashed_ngrams([pair.query for pair in pairs], "hashing queries")
+        self._keys = hashed_ngrams([pair.key for pair in pairs], "hashing keys")
+        self.pairs = pairs
         counts = ", ".join(f"{len(rows):,} {split}" for split, rows in self.splits._asdict().items())
-        rank_zero_info(f"{self.path or self.name}: {len(self.pairs):,} pairs; {counts}")
+        rank_zero_info(f"{self.path or self.name}: {len(pairs):,} pairs; {counts}")
 
     def rows(self, split: Split) -> list[int]:
         """Rows whose keys are the candidates of a split: its own; all there are for ``predict``."""
@@ -116,11 +122,8 @@ class RetrievalData(LightningDataModule):
         )
 
     def train_dataloader(self) -> ResumableLoader:
-        rows = self.splits.train
-        if len(rows) < self.batch_size:
-            raise DataError(f"batch_size={self.batch_size} is more than the {len(rows)} rows to train on")
         return ResumableLoader(
-            rows,
+            self.splits.train,
             self.batch_size,
             shuffle=True,
             seed=self.seed,

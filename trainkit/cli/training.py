@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trainkit.cli import configs
 
@@ -20,6 +20,8 @@ STAGES: Mapping[str, str] = {
 CONFIG_OPTIONS = ("--config", "-c")
 CHECKPOINTS = "checkpoints"
 LOAD_FAULT = "Error(s) in loading state_dict"
+NOISE = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value")
+"""Starts of lines of jsonargparse's errors on optional arguments."""
 SHOWN = 3
 """Keys of a foreign checkpoint that are named at most."""
 
@@ -41,8 +43,14 @@ def run(args: list[str]) -> int:
     except UsageError as error:
         print(f"trainkit {args[0]}: {error}", file=sys.stderr)
         return 2
-    with _short_faults(args[0]) as faults:
-        _lightning(command)
+    given = sys.argv
+    # Lightning starts the processes of other ranks with the arguments of this one.
+    sys.argv = [given[0], *command]
+    try:
+        with _short_faults(args[0]) as faults:
+            _lightning()
+    finally:
+        sys.argv = given
     return int(bool(faults))
 
 
@@ -138,7 +146,7 @@ def _foreign(text: str) -> str:
     return "the checkpoint is of another model\n  " + "\n  ".join(shown[:SHOWN])
 
 
-def _lightning(args: list[str]) -> None:
+def _lightning() -> None:
     """Parse and run; short names of parts resolve once their modules are imported."""
     import importlib
 
@@ -151,8 +159,16 @@ def _lightning(args: list[str]) -> None:
         importlib.import_module(f"trainkit.{family}")
 
     class Parser(LightningArgumentParser):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, allow_abbrev=False, **kwargs)
+
         def print_usage(self, file: Any = None) -> None:
             """Nothing: the usage of all options would bury the one line that matters."""
+
+        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+            """The path to the option and what is wrong with it, without the types that were tried on the way."""
+            lines = message.splitlines()
+            super().error("\n".join(line for line in lines if not line.lstrip(" -").startswith(NOISE)), ex)
 
     class CommandLine(LightningCLI):
         def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -168,7 +184,7 @@ def _lightning(args: list[str]) -> None:
     CommandLine(
         LightningModule,
         LightningDataModule,
-        save_config_callback=SaveConfigCallback if args[0] == "fit" else None,
+        save_config_callback=SaveConfigCallback if sys.argv[1] == "fit" else None,
         save_config_kwargs={"overwrite": True},
         trainer_class=Trainer,
         trainer_defaults={"callbacks": [RunReport()]},
@@ -177,5 +193,4 @@ def _lightning(args: list[str]) -> None:
         subclass_mode_model=True,
         subclass_mode_data=True,
         auto_configure_optimizers=False,
-        args=args,
     )
