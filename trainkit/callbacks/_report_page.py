@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from trainkit import __version__
+import trainkit
 from trainkit._core.svg import escaped
 from trainkit.callbacks._history import Series
 
@@ -184,7 +184,7 @@ def page(report: Report) -> str:
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escaped(report.title)}: {report.state}</title><style>{STYLE}</style>"
     )
-    foot = f"<footer>Written by trainkit {__version__}.</footer>"
+    foot = f"<footer>Written by trainkit {trainkit.__version__}.</footer>"
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}</head>'
         f"<body>{_header(report)}<main>{body}</main>{foot}</body></html>\n"
