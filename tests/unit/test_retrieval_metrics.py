@@ -199,7 +199,7 @@ def test_many_thresholds_are_thinned_along_the_curve(make, separation):
     metric.update((torch.randn(20_000, generator=g) * 0.2 + separation * target - 0.5).double(), target)
     x, _, area_drawn = roc(metric.figure())
     assert 50 <= len(x) <= 203 or separation == 2
-    assert (area_drawn - metric.compute()).abs() < 1e-4
+    assert (area_drawn - metric.compute()).abs() < 3e-4
 
 
 def test_bars_are_densities_over_the_range_that_holds_scores():

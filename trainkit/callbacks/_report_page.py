@@ -24,8 +24,8 @@ p{margin:.25rem 0}.soft,small,figcaption{color:var(--soft)}small{font-size:.8rem
 .wide{overflow-x:auto}.wide:focus-visible,pre:focus-visible{outline:2px solid currentColor;outline-offset:2px}
 table{border-collapse:collapse;min-width:100%}
 th,td{text-align:left;vertical-align:top;padding:.4rem 1rem .4rem 0;border-bottom:1px solid var(--line)}
-thead th{font-size:.8rem;font-weight:600;color:var(--soft);white-space:nowrap}tbody th{font-weight:500}
-.n{text-align:right}td.n{white-space:nowrap}td small{display:block;line-height:1.3;font-weight:400}
+thead th{font-size:.8rem;font-weight:600;color:var(--soft);white-space:nowrap}tbody th{font-weight:500;overflow-wrap:anywhere;min-width:7rem}
+.n{text-align:right}td.n{white-space:nowrap}td small,th small{display:block;line-height:1.3;font-weight:400}
 .hidden{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 th:last-child,td:last-child{padding-right:0}.best{color:var(--good);font-weight:600}
 .pair th{width:11rem;font-weight:400;color:var(--soft);white-space:nowrap}.pair td{overflow-wrap:anywhere}
@@ -111,7 +111,7 @@ def _metric(series: Series, direction: str | None) -> str:
         cells.append(f'<span class="best">{_place(series, index)}</span>' if best else _place(series, index))
     cells += [""] * (3 - len(cells))
     row = "".join(f'<td class="n">{cell}</td>' for cell in cells)
-    return f'<tr><th scope="row">{escaped(series.name)}</th><td>{escaped(series.stage)}</td>{row}</tr>'
+    return f'<tr><th scope="row">{escaped(series.name)}<small>{escaped(series.stage)}</small></th>{row}</tr>'
 
 
 def _wide(label: str, table: str) -> str:
@@ -122,7 +122,7 @@ def _wide(label: str, table: str) -> str:
 def _metrics(report: Report) -> str:
     if not report.metrics:
         return '<p class="soft">Nothing was logged.</p>'
-    head = '<th scope="col">Metric</th><th scope="col">Stage</th>' + "".join(
+    head = '<th scope="col">Metric</th>' + "".join(
         f'<th scope="col" class="n">{name}</th>' for name in ("Last", "Lowest", "Highest")
     )
     rows = []
