@@ -34,8 +34,8 @@ TICKS, SPACE = 6, 30
 DIGITS = 3
 LETTER, ROW = 6.0, 16
 """Width of a letter, about, and height of a row of the legend."""
-PLAIN = (1e-5, 1e7)
-"""Least distance and bound of ticks that are written without a power of ten."""
+PLAIN = (1e-4, 1e7)
+"""Bounds of the largest of ticks that are written without a power of ten."""
 MARGIN = 1e-300
 """Distance of ticks below which there are no round numbers to speak of."""
 
@@ -131,8 +131,8 @@ def _numbers(ticks: list[float]) -> list[str]:
     """The ticks in as few digits as tell them apart, all in one form."""
     step = min((abs(b - a) for a, b in pairwise(ticks)), default=0.0)
     top = max(map(abs, ticks), default=0.0)
-    if step >= PLAIN[0] and top < PLAIN[1]:
-        for digits in range(6):
+    if PLAIN[0] <= top < PLAIN[1]:
+        for digits in range(7):
             if all(abs(round(tick, digits) - tick) <= 1e-3 * step for tick in ticks):
                 return [f"{tick + 0.0:,.{digits}f}" for tick in ticks]
     told = [f"{tick + 0.0:.4g}" for tick in ticks]

@@ -24,7 +24,8 @@ p{margin:.25rem 0}.soft,small,figcaption{color:var(--soft)}small{font-size:.8rem
 .wide{overflow-x:auto}.wide:focus-visible,pre:focus-visible{outline:2px solid currentColor;outline-offset:2px}
 table{border-collapse:collapse;min-width:100%}
 th,td{text-align:left;vertical-align:top;padding:.4rem 1rem .4rem 0;border-bottom:1px solid var(--line)}
-thead th{font-size:.8rem;font-weight:600;color:var(--soft);white-space:nowrap}tbody th{font-weight:500;overflow-wrap:anywhere;min-width:7rem}
+thead th{font-size:.8rem;font-weight:600;color:var(--soft);white-space:nowrap}
+tbody th{font-weight:500;overflow-wrap:anywhere;min-width:7rem}
 .n{text-align:right}td.n{white-space:nowrap}td small,th small{display:block;line-height:1.3;font-weight:400}
 .hidden{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 th:last-child,td:last-child{padding-right:0}.best{color:var(--good);font-weight:600}
