@@ -36,10 +36,10 @@ figure svg{display:block;width:100%;height:auto}
 figcaption{font-size:.8rem;line-height:1.4;margin-top:.35rem;overflow-wrap:anywhere}
 pre{margin:0;padding:1rem;max-height:32rem;overflow:auto;background:var(--panel);border-radius:.5rem;
 font:12.5px/1.5 ui-monospace,monospace}
-.error pre{border-left:3px solid var(--bad);white-space:pre-wrap;overflow-wrap:anywhere}
+.error pre{margin-top:.75rem;border-left:3px solid var(--bad);white-space:pre-wrap;overflow-wrap:anywhere}
 li{overflow-wrap:anywhere}footer{margin-top:3rem;font-size:.8rem;color:var(--soft)}
 @media(max-width:40rem){body{padding:1.25rem .9rem 3rem}th,td{padding-right:.75rem}
-.pair th{width:auto;white-space:normal}}
+td small{white-space:normal}.pair th{width:auto;white-space:normal}}
 @media print{:root{--text:#000;--soft:#444;--line:#bbb;--back:#fff;--panel:#fff}
 body{max-width:none;padding:0;font-size:11px}
 pre{max-height:none;white-space:pre-wrap;overflow-wrap:anywhere}.tk{color:#000!important}h2{break-after:avoid}
