@@ -131,3 +131,37 @@ def test_matplotlib_draws_every_mark():
     canvas, axes = to_matplotlib("Test", EVERYTHING)
     assert len(axes) == 3
     canvas.canvas.draw()
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ((0, 1), ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        ((0, 30_000), ["0", "5,000", "10,000", "15,000", "20,000", "25,000", "30,000"]),
+        ((0.12345, 0.12346), ["0.123450", "0.123452", "0.123454", "0.123456", "0.123458", "0.123460"]),
+        ((0, 2e-6), ["0", "5e-07", "1e-06", "1.5e-06", "2e-06"]),
+        ((-0.25, 0.25), ["-0.2", "-0.1", "0.0", "0.1", "0.2"]),
+    ],
+)
+def test_ticks_are_told_apart_in_few_digits(ends, expected):
+    assert texts(to_svg(Figure((Axes((), x_range=ends),))))[: len(expected)] == expected
+
+
+def test_no_two_ticks_of_an_axis_read_the_same():
+    for low, high in itertools.product((-1e300, -3.3, 0, 1e-9, 7, 1e9), (1e-8, 1.1, 7.00001, 1e9 + 1, 1e300)):
+        if low < high:
+            svg = to_svg(Figure((Axes((), x_range=(low, high), y_range=(0, 1)),)))
+            told = [t for t in texts(svg) if t not in ("0.0", "0.2", "0.4", "0.6", "0.8", "1.0")]
+            assert len(told) == len(set(told)), (low, high, told)
+
+
+def test_a_legend_lies_above_the_axes_in_as_many_rows_as_it_needs():
+    marks = [Line((0, 1), (0, 1), label=f"a metric with a long name, number {i}") for i in range(4)]
+    root = ET.fromstring(to_svg(Figure((Axes(marks),))))
+    labels = [e for e in root.iter() if (e.text or "").startswith("a metric")]
+    top = float(re.match(r"M[\d.]+ ([\d.]+)V", root.find(".//*[@class='axis']").get("d"))[1])
+    assert len(labels) == 4
+    assert all(float(e.get("y")) < top for e in labels)
+    assert len({(e.get("x"), e.get("y")) for e in labels}) == 4
+    plain = ET.fromstring(to_svg(Figure((Axes(marks, legend=False),))))
+    assert not [e for e in plain.iter() if (e.text or "").startswith("a metric")]

@@ -7,12 +7,14 @@ from fractions import Fraction
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import MetricCollection
 
 from tests.specs.metrics import area, cosine, recall_reference, reciprocal_reference
 from trainkit._core.metric import StreamingMetric
+from trainkit._core.svg import to_svg
 from trainkit.metrics import (
     BinnedPairAUROC,
     EmbeddingMargin,
@@ -155,6 +157,92 @@ def test_index_is_taken_from_any_batch_and_left_alone_when_not_needed():
     for row in torch.randperm(6, generator=generator()).tolist():
         metric.update(**{k: v[row : row + 1] for k, v in QUERIES.items()})
     close(metric.compute(), pair_auroc(**QUERIES, pairing="per_query"))
+
+
+def roc(figure):
+    """The drawn curve, and the area under it."""
+    curve = figure.axes[1].marks[0]
+    x, y = (torch.tensor(v, dtype=torch.float64) for v in (curve.x, curve.y))
+    return x, y, torch.trapezoid(y, x)
+
+
+def masses(figure):
+    """Area of the bars of negative and of positive pairs."""
+    return [
+        sum(h * (b - a) for a, b, h in zip(bars.left, bars.right, bars.height, strict=True))
+        for bars in figure.axes[0].marks
+    ]
+
+
+@pytest.mark.parametrize("metric", [PairAUROC(), BinnedPairAUROC(n_bins=16), BinnedPairAUROC(n_bins=150, low=-0.5)])
+def test_the_drawn_curve_has_the_area_that_is_computed(metric):
+    g = generator()
+    scores, target = (8 * torch.rand(160, generator=g)).round() / 4 - 1, torch.rand(160, generator=g) < 0.3
+    metric.update(scores, target)
+    figure = metric.figure(title="pairs")
+    x, y, area_drawn = roc(figure)
+    close(area_drawn, metric.compute())
+    assert (x[0], y[0], x[-1], y[-1]) == (0, 0, 1, 1)
+    assert (x.diff() >= 0).all()
+    assert (y.diff() >= 0).all()
+    assert figure.title == "pairs"
+    assert figure.axes[1].title == f"ROC curve (AUROC {float(metric.compute()):.4f})"
+    names = [f"{int((~target).sum())} negative pairs", f"{int(target.sum())} positive pairs"]
+    assert [bars.label for bars in figure.axes[0].marks] == names
+
+
+@pytest.mark.parametrize("separation", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("make", [PairAUROC, BinnedPairAUROC])
+def test_many_thresholds_are_thinned_along_the_curve(make, separation):
+    metric, g = make(), generator()
+    target = (torch.rand(20_000, generator=g) < 0.02).long()
+    metric.update((torch.randn(20_000, generator=g) * 0.2 + separation * target - 0.5).double(), target)
+    x, _, area_drawn = roc(metric.figure())
+    assert 50 <= len(x) <= 203 or separation == 2
+    assert (area_drawn - metric.compute()).abs() < 3e-4
+
+
+def test_bars_are_densities_over_the_range_that_holds_scores():
+    scores, target = torch.tensor([-0.5, 0.0, 0.25, 0.5, 7.0]), torch.tensor([0, 0, 1, 0, 1])
+    exact, binned = PairAUROC(), BinnedPairAUROC(n_bins=8)
+    for metric in (exact, binned):
+        metric.update(scores, target)
+    close(torch.tensor(masses(exact.figure())), torch.ones(2))
+    close(torch.tensor(masses(binned.figure())), torch.tensor([1.0, 0.5]))
+    negatives, positives = binned.figure().axes[0].marks
+    assert (negatives.left[0], negatives.right[-1]) == (-0.5, 0.75)
+    assert positives.height == (0, 0, 0, 0.5 / 0.25, 0)
+    assert binned.figure().axes[0].title == "Scores (1 outside of [-1, 1])"
+    assert exact.figure().axes[0].title == "Scores"
+
+
+@pytest.mark.parametrize("make", [PairAUROC, BinnedPairAUROC])
+@pytest.mark.parametrize("batch", [None, ([], []), ([0.5], [1]), ([0.5, 0.5], [1, 0])])
+def test_a_figure_of_next_to_nothing(make, batch):
+    metric = make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if batch is not None:
+            metric.update(torch.tensor(batch[0], dtype=torch.float32), torch.tensor(batch[1]))
+        figure = metric.figure()
+        value = float(metric.compute())
+    assert figure.axes[1].title == f"ROC curve (AUROC {value:.4f})"
+    assert "svg" in to_svg(figure)
+
+
+def test_a_mean_over_queries_has_no_curve():
+    with pytest.raises(ValueError, match="PairAUROC: pairing must be 'global' for a figure"):
+        PairAUROC(pairing="per_query").figure()
+
+
+def test_plot_draws_the_figure():
+    metric = BinnedPairAUROC()
+    metric.update(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 1, 0]))
+    with pytest.raises(ValueError, match="BinnedPairAUROC: ax must be None, since the figure has two axes of its own"):
+        metric.plot(ax=1)
+    pytest.importorskip("matplotlib", reason="drawing with matplotlib needs the extra plots")
+    _, axes = metric.plot()
+    assert [one.get_title() for one in axes] == ["Scores", "ROC curve (AUROC 0.5000)"]
 
 
 # Retrieval over a whole set
@@ -376,6 +464,29 @@ def on_rank(make, batches):
             warnings.simplefilter("ignore")
             values.append(metric.compute())
     return values
+
+
+def figure_on_rank(make, batches):
+    metric = make()
+    if len(batches[dist.get_rank()][0]):
+        metric.update(*batches[dist.get_rank()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return metric.figure().to_json(), len(getattr(metric, "scores", ()))
+
+
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("make", [PairAUROC, BinnedPairAUROC])
+def test_ranks_draw_the_figure_of_all(pool, make):
+    g = generator()
+    scores, target = torch.rand(30, generator=g), torch.randint(2, (30,), generator=g)
+    whole = make()
+    whole.update(scores, target)
+    for cut in (13, 0):
+        parts = [(scores[:cut], target[:cut]), (scores[cut:], target[cut:])]
+        found = pool.run(figure_on_rank, [(make, parts)] * 2)
+        assert {figure for figure, _ in found} == {whole.figure().to_json()}
+        assert [kept for _, kept in found] == ([cut, 30 - cut] if make is PairAUROC else [0, 0])
 
 
 @pytest.mark.xdist_group("ranks")

@@ -29,12 +29,13 @@ STYLE = (
 )
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 10, 38
 TITLE = 22
-TICKS = 6
+TICKS, SPACE = 6, 30
+"""Most steps between ticks along an axis, and least pixels of one."""
 DIGITS = 3
 LETTER, ROW = 6.0, 16
 """Width of a letter, about, and height of a row of the legend."""
-PLAIN = (1e-5, 1e7)
-"""Least distance and bound of ticks that are written without a power of ten."""
+PLAIN = (1e-4, 1e7)
+"""Bounds of the largest of ticks that are written without a power of ten."""
 MARGIN = 1e-300
 """Distance of ticks below which there are no round numbers to speak of."""
 
@@ -113,10 +114,11 @@ def _along(mark: Mark) -> tuple[list[float], list[float]]:
     return [], []
 
 
-def _ticks(ends: tuple[float, float]) -> list[float]:
-    """Round numbers within the ends."""
+def _ticks(ends: tuple[float, float], length: float) -> list[float]:
+    """Round numbers within the ends of an axis of that many pixels."""
     low, high = ends
-    raw = high / TICKS - low / TICKS
+    steps = min(max(length // SPACE, 2), TICKS)
+    raw = high / steps - low / steps
     if raw < MARGIN:
         return [low, high]
     power = 10.0 ** math.floor(math.log10(raw))
@@ -129,8 +131,8 @@ def _numbers(ticks: list[float]) -> list[str]:
     """The ticks in as few digits as tell them apart, all in one form."""
     step = min((abs(b - a) for a, b in pairwise(ticks)), default=0.0)
     top = max(map(abs, ticks), default=0.0)
-    if step >= PLAIN[0] and top < PLAIN[1]:
-        for digits in range(6):
+    if PLAIN[0] <= top < PLAIN[1]:
+        for digits in range(7):
             if all(abs(round(tick, digits) - tick) <= 1e-3 * step for tick in ticks):
                 return [f"{tick + 0.0:,.{digits}f}" for tick in ticks]
     told = [f"{tick + 0.0:.4g}" for tick in ticks]
@@ -143,12 +145,12 @@ def _numbers(ticks: list[float]) -> list[str]:
 
 def _axis(axes: Axes, frame: _Frame) -> Iterator[str]:
     bottom, right = frame.top + frame.height, frame.left + frame.width
-    ticks = _ticks(frame.x)
+    ticks = _ticks(frame.x, frame.width)
     for tick, told in zip(ticks, _numbers(ticks), strict=True):
         x = frame.across(tick)
         yield _tag("line", class_="grid", x1=x, x2=x, y1=frame.top, y2=bottom)
         yield _label(x, bottom + 14, told)
-    ticks = _ticks(frame.y)
+    ticks = _ticks(frame.y, frame.height)
     for tick, told in zip(ticks, _numbers(ticks), strict=True):
         y = frame.down(tick)
         yield _tag("line", class_="grid", x1=frame.left, x2=right, y1=y, y2=y)

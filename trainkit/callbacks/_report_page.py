@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from trainkit import __version__
+import trainkit
 from trainkit._core.svg import escaped
 from trainkit.callbacks._history import Series
 
@@ -24,8 +24,9 @@ p{margin:.25rem 0}.soft,small,figcaption{color:var(--soft)}small{font-size:.8rem
 .wide{overflow-x:auto}.wide:focus-visible,pre:focus-visible{outline:2px solid currentColor;outline-offset:2px}
 table{border-collapse:collapse;min-width:100%}
 th,td{text-align:left;vertical-align:top;padding:.4rem 1rem .4rem 0;border-bottom:1px solid var(--line)}
-thead th{font-size:.8rem;font-weight:600;color:var(--soft);white-space:nowrap}tbody th{font-weight:500}
-.n{text-align:right}td.n{white-space:nowrap}td small{display:block;line-height:1.3;font-weight:400}
+thead th{font-size:.8rem;font-weight:600;color:var(--soft);white-space:nowrap}
+tbody th{font-weight:500;overflow-wrap:anywhere;min-width:7rem}
+.n{text-align:right}td.n{white-space:nowrap}td small,th small{display:block;line-height:1.3;font-weight:400}
 .hidden{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%);white-space:nowrap}
 th:last-child,td:last-child{padding-right:0}.best{color:var(--good);font-weight:600}
 .pair th{width:11rem;font-weight:400;color:var(--soft);white-space:nowrap}.pair td{overflow-wrap:anywhere}
@@ -35,10 +36,10 @@ figure svg{display:block;width:100%;height:auto}
 figcaption{font-size:.8rem;line-height:1.4;margin-top:.35rem;overflow-wrap:anywhere}
 pre{margin:0;padding:1rem;max-height:32rem;overflow:auto;background:var(--panel);border-radius:.5rem;
 font:12.5px/1.5 ui-monospace,monospace}
-.error pre{border-left:3px solid var(--bad);white-space:pre-wrap;overflow-wrap:anywhere}
+.error pre{margin-top:.75rem;border-left:3px solid var(--bad);white-space:pre-wrap;overflow-wrap:anywhere}
 li{overflow-wrap:anywhere}footer{margin-top:3rem;font-size:.8rem;color:var(--soft)}
 @media(max-width:40rem){body{padding:1.25rem .9rem 3rem}th,td{padding-right:.75rem}
-.pair th{width:auto;white-space:normal}}
+td small{white-space:normal}.pair th{width:auto;white-space:normal}}
 @media print{:root{--text:#000;--soft:#444;--line:#bbb;--back:#fff;--panel:#fff}
 body{max-width:none;padding:0;font-size:11px}
 pre{max-height:none;white-space:pre-wrap;overflow-wrap:anywhere}.tk{color:#000!important}h2{break-after:avoid}
@@ -111,7 +112,7 @@ def _metric(series: Series, direction: str | None) -> str:
         cells.append(f'<span class="best">{_place(series, index)}</span>' if best else _place(series, index))
     cells += [""] * (3 - len(cells))
     row = "".join(f'<td class="n">{cell}</td>' for cell in cells)
-    return f'<tr><th scope="row">{escaped(series.name)}</th><td>{escaped(series.stage)}</td>{row}</tr>'
+    return f'<tr><th scope="row">{escaped(series.name)}<small>{escaped(series.stage)}</small></th>{row}</tr>'
 
 
 def _wide(label: str, table: str) -> str:
@@ -122,7 +123,7 @@ def _wide(label: str, table: str) -> str:
 def _metrics(report: Report) -> str:
     if not report.metrics:
         return '<p class="soft">Nothing was logged.</p>'
-    head = '<th scope="col">Metric</th><th scope="col">Stage</th>' + "".join(
+    head = '<th scope="col">Metric</th>' + "".join(
         f'<th scope="col" class="n">{name}</th>' for name in ("Last", "Lowest", "Highest")
     )
     rows = []
@@ -184,7 +185,7 @@ def page(report: Report) -> str:
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escaped(report.title)}: {report.state}</title><style>{STYLE}</style>"
     )
-    foot = f"<footer>Written by trainkit {__version__}.</footer>"
+    foot = f"<footer>Written by trainkit {trainkit.__version__}.</footer>"
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}</head>'
         f"<body>{_header(report)}<main>{body}</main>{foot}</body></html>\n"

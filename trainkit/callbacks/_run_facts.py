@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from trainkit import __version__
+import trainkit
 
 __all__ = ["checkpoints", "configuration", "datasets", "directions", "host", "impersonal", "parameters", "title"]
 
@@ -60,7 +60,7 @@ def host(trainer: Trainer) -> Rows:
         devices += f" ({torch.cuda.get_device_name(trainer.strategy.root_device)})"
     command = [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]] if sys.orig_argv else sys.argv
     facts = {
-        "trainkit": __version__,
+        "trainkit": trainkit.__version__,
         "torch": torch.__version__,
         "lightning": lightning.__version__,
         "Python": platform.python_version(),

@@ -164,6 +164,8 @@ class RunReport(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.training or trainer.validating:
             self._read(trainer, "validate" if trainer.validating else "train")
+            # The states of callbacks were taken before.
+            checkpoint["callbacks"][self.state_key] = self.state_dict()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._stop(trainer, pl_module, "finished")

@@ -66,11 +66,15 @@ def _curve(positives: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
     """Shares of negative and of positive pairs above each threshold, from none to all, thinned along the curve."""
     counts = torch.stack([negatives, positives]).flip(1).cumsum(1).to(sum_dtype(positives.device)).cpu()
     rates = torch.nn.functional.pad(counts / counts[:, -1:], (1, 0))
-    # Steps of equal length, since nearly all thresholds may lie in one corner.
-    step = (rates.sum(0) * (POINTS / 2)).nan_to_num().floor()
-    kept = torch.ones_like(step, dtype=torch.bool)
-    if len(step) > POINTS:
-        kept[1:-1] = step[1:-1] != step[:-2]
+    last = rates.shape[1] - 1
+    if last < POINTS:
+        return rates[0], rates[1]
+    # Stretches of equal length, since nearly all thresholds may lie in one corner. Of each the middle threshold: the
+    # first ones lie just after a positive pair too often, and the area would be too large.
+    stretch = (rates.sum(0) * (POINTS / 2)).nan_to_num().floor()
+    begins = torch.nn.functional.pad(stretch.diff().nonzero()[:, 0] + 1, (1, 1))
+    begins[-1] = last + 1
+    kept = torch.cat([begins.new_tensor([0, last]), (begins[:-1] + begins[1:] - 1) // 2]).unique()
     return rates[0, kept], rates[1, kept]
 
 
