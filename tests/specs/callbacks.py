@@ -31,7 +31,7 @@ SPECS = (
         passive=True,
         configs=(
             {},
-            {"calibrator": TemperatureScaling(t_max=10.0), "holdout": 0.3, "max_rows": 15, "prefix": "own"},
+            {"calibrator": TemperatureScaling(t_max=1000.0), "holdout": 0.3, "max_rows": 15, "prefix": "own"},
         ),
         errors=(
             BadCall(ValueError, "holdout must be >= 0 and < 1, got 1", {"holdout": 1}),

@@ -11,9 +11,11 @@ __all__ = ["publish_figure"]
 
 
 def publish_figure(trainer: Trainer, name: str, figure: Figure) -> None:
-    """Write ``figure`` as ``figures/NAME.svg`` and ``.json`` into the run folder, on rank zero."""
-    if trainer.is_global_zero and trainer.log_dir is not None:
-        path = Path(trainer.log_dir) / "figures" / f"{name}.svg"
+    """Write ``figure`` as ``figures/NAME.svg`` and ``.json`` into the run folder, on rank zero; all ranks call it."""
+    # It is a broadcast: a rank that asked alone would wait for ever.
+    folder = trainer.log_dir
+    if trainer.is_global_zero and folder is not None:
+        path = Path(folder) / "figures" / f"{name}.svg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(to_svg(figure), encoding="utf-8")
         path.with_suffix(".json").write_text(figure.to_json(), encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from trainkit.testing.callbacks.runs import BATCH, ROWS, RowStream, fit, loader
+from trainkit.testing.callbacks.runs import BATCH, ROWS, RowStream, fit, validation
 from trainkit.testing.callbacks.state import CallbackCase
 from trainkit.testing.faults import compare, require
 from trainkit.testing.properties import prop
@@ -17,7 +17,7 @@ KINDS_OF_RUNS: dict[str, dict[str, Any]] = {
     "with accumulation, after a sanity check, with two validation loaders": {
         "accumulate_grad_batches": 2,
         "num_sanity_val_steps": 1,
-        "validation": [loader(6), loader(5, 50)],
+        "held_out": [validation(), validation(rows=5)],
     },
     "on an iterable data set, without validation": {
         "train": DataLoader(RowStream(), BATCH),
