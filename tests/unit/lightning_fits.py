@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Subset
 
 ROWS, BATCH, CLASSES = 22, 4, 3
 
@@ -23,8 +23,8 @@ class Rows(Dataset):
 
     def __getitem__(self, index):
         i = self.start + index
-        x = torch.randn(4, generator=torch.Generator().manual_seed(i))
-        return {"x": x, "labels": torch.tensor((i * 7 + int(x[0] > 0)) % CLASSES), "index": i}
+        x, noise = torch.randn(2, 4, generator=torch.Generator().manual_seed(i))
+        return {"x": x, "labels": (x + noise)[:CLASSES].argmax(), "index": i}
 
 
 class Net(LightningModule):
@@ -88,21 +88,16 @@ class Tensors(Net):
         return logits
 
 
-class RankRows(Sampler):
-    """Rows r::W, without repeating any."""
-
-    def __init__(self, rows, rank, ranks):
-        self.indices = list(range(rows))[rank::ranks]
-
-    def __len__(self):
-        return len(self.indices)
-
-    def __iter__(self):
-        return iter(self.indices)
+def loader(rows=ROWS, start=0, batch=BATCH):
+    return DataLoader(Rows(rows, start), batch)
 
 
-def loader(rows=ROWS, start=0, batch=BATCH, sampler=None):
-    return DataLoader(Rows(rows, start), batch, sampler=sampler)
+def rank_loader(rank, sizes=None, ranks=2):
+    """Batches of the rows of a rank: so many, after those of the ranks before, or every ``ranks``-th."""
+    rows = Rows()
+    first = sum((sizes or ())[:rank])
+    own = range(first, first + sizes[rank]) if sizes else range(rank, ROWS, ranks)
+    return DataLoader(Subset(rows, own), BATCH // ranks)
 
 
 @contextmanager
