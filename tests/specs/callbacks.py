@@ -20,7 +20,9 @@ SPECS = (
             BadCall(ValueError, "every_n_epochs must be >= 1, got 0", {"every_n_epochs": 0}),
             BadCall(TypeError, "metrics must be a mapping of names to metrics or None", {"metrics": ["ece"]}),
             BadCall(
-                TypeError, "metrics['a'] must have update and compute, got Identity()", {"metrics": {"a": nn.Identity()}}
+                TypeError,
+                "metrics['a'] must have update and compute, got Identity()",
+                {"metrics": {"a": nn.Identity()}},
             ),
             BadCall(TypeError, "outputs must be a mapping of names, a function or None, got 'y'", {"outputs": "y"}),
             BadCall(TypeError, "outputs must map names to names", {"outputs": {"logits": 0}}),

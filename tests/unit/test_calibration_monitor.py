@@ -115,9 +115,7 @@ def test_validate_and_test_of_several_dataloaders(tmp_path):
         with quiet():
             getattr(trainer, stage)(net, loaders, verbose=False)
         short = {"validate": "val"}.get(stage, stage)
-        expected = {
-            f"{short}_{k}/dataloader_idx_{i}": v for i in range(2) for k, v in usual(*net.rows_seen(i)).items()
-        }
+        expected = {f"{short}_{k}/dataloader_idx_{i}": v for i in range(2) for k, v in usual(*net.rows_seen(i)).items()}
         close(logged(trainer), expected)
         assert len(expected) == 8
 
@@ -195,14 +193,12 @@ def test_weights_count_where_the_step_returns_them(tmp_path):
     close(logged(trainer), {f"val_{k}": v for k, v in usual(logits[1::2], target[1::2]).items()})
 
 
-
 def validated(folder, sizes):
     """Values of a validation, on a rank of a group over the rows that ``sizes`` gives it; None for rows in turn."""
     net, options = Net(), {}
     data = loader()
     if dist.is_initialized():
         options = group_options()
-        net.allow_zero_length_dataloader_with_multiple_devices = True
         data = fits.rank_loader(dist.get_rank(), sizes)
     trainer = trainer_of(folder, [CalibrationMonitor()], **options)
     with quiet():

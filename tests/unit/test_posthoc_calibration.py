@@ -199,7 +199,6 @@ def ended(folder, sizes=None, indices=True, max_rows=10**6):
     callback = PostHocCalibration(max_rows=max_rows, outputs=None if indices else positions)
     trainer = trainer_of(folder, [callback], **options)
     net = Indexed()
-    net.allow_zero_length_dataloader_with_multiple_devices = True
     with quiet():
         trainer.validate(net, data, verbose=False)
     return logged(trainer), int(callback.fitted.n_fit)
@@ -257,7 +256,10 @@ def test_a_row_that_comes_twice_counts_once():
 
 @pytest.mark.filterwarnings("ignore")
 def test_two_in_one_trainer_and_copies(tmp_path):
-    first, second = PostHocCalibration(), PostHocCalibration(TemperatureScaling(t_min=50.0, t_max=60.0), prefix="bounded")
+    first, second = (
+        PostHocCalibration(),
+        PostHocCalibration(TemperatureScaling(t_min=50.0, t_max=60.0), prefix="bounded"),
+    )
     keeping = ModelCheckpoint(tmp_path, filename="both")
     validation = DataLoader(Rows(90), 16)
     trainer = trainer_of(tmp_path, [first, second, keeping], enable_checkpointing=True, max_epochs=1)
