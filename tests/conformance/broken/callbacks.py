@@ -1,7 +1,5 @@
 """Callbacks that are broken on purpose."""
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from lightning.pytorch import Callback
@@ -64,14 +62,14 @@ class LeavesInEvaluation(Counter):
 class CountsTogether(Counter):
     """Two of them in one trainer add to one number."""
 
-    total: ClassVar = [0]
+    total = 0
 
     def on_fit_start(self, *args):
-        self.total[0] = 0
+        CountsTogether.total = self.count
 
     def on_train_batch_end(self, *args):
-        self.total[0] += 1
-        self.count = self.total[0]
+        CountsTogether.total += 1
+        self.count = self.total
 
 
 class DrawsNumbers(Counter):
