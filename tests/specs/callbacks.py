@@ -20,7 +20,9 @@ SPECS = (
             BadCall(ValueError, "every_n_epochs must be >= 1, got 0", {"every_n_epochs": 0}),
             BadCall(TypeError, "metrics must be a mapping of names to metrics or None", {"metrics": ["ece"]}),
             BadCall(
-                TypeError, "metrics['a'] must have update and compute, got Identity()", {"metrics": {"a": nn.Identity()}}
+                TypeError,
+                "metrics['a'] must have update and compute, got Identity()",
+                {"metrics": {"a": nn.Identity()}},
             ),
             BadCall(TypeError, "outputs must be a mapping of names, a function or None, got 'y'", {"outputs": "y"}),
             BadCall(TypeError, "outputs must map names to names", {"outputs": {"logits": 0}}),
@@ -31,7 +33,7 @@ SPECS = (
         passive=True,
         configs=(
             {},
-            {"calibrator": TemperatureScaling(t_max=10.0), "holdout": 0.3, "max_rows": 15, "prefix": "own"},
+            {"calibrator": TemperatureScaling(t_max=1000.0), "holdout": 0.3, "max_rows": 15, "prefix": "own"},
         ),
         errors=(
             BadCall(ValueError, "holdout must be >= 0 and < 1, got 1", {"holdout": 1}),

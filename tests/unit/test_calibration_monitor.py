@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from tests.unit import lightning_fits as fits
-from tests.unit.lightning_fits import Net, OnlyTheLoss, OtherNames, RankRows, Tuples, fit, loader, quiet, trainer_of
+from tests.unit.lightning_fits import Net, OnlyTheLoss, OtherNames, Tuples, fit, loader, quiet, trainer_of
 from trainkit.calibration.metrics import (
     ECE,
     MCE,
@@ -22,6 +22,7 @@ from trainkit.calibration.metrics import (
     ReliabilityDiagram,
 )
 from trainkit.callbacks import CalibrationMonitor
+from trainkit.testing.callbacks.runs import group_options
 
 
 def once(metric, logits, target):
@@ -114,9 +115,7 @@ def test_validate_and_test_of_several_dataloaders(tmp_path):
         with quiet():
             getattr(trainer, stage)(net, loaders, verbose=False)
         short = {"validate": "val"}.get(stage, stage)
-        expected = {
-            f"{short}_{k}/dataloader_idx_{i}": v for i in range(2) for k, v in usual(*net.rows_seen(i)).items()
-        }
+        expected = {f"{short}_{k}/dataloader_idx_{i}": v for i in range(2) for k, v in usual(*net.rows_seen(i)).items()}
         close(logged(trainer), expected)
         assert len(expected) == 8
 
@@ -194,48 +193,26 @@ def test_weights_count_where_the_step_returns_them(tmp_path):
     close(logged(trainer), {f"val_{k}": v for k, v in usual(logits[1::2], target[1::2]).items()})
 
 
-
-def run_on_ranks(net, callbacks, folder, sizes, stage="validate"):
-    """Values on each rank, of a run by ddp_fork over rows r::W; a rank may be left without rows."""
-
-    class Data(torch.utils.data.DataLoader):
-        pass
-
-    class Ranked(type(net)):
-        allow_zero_length_dataloader_with_multiple_devices = True
-
-        def val_dataloader(self):
-            rank, ranks = self.trainer.global_rank, self.trainer.world_size
-            own = RankRows(fits.ROWS, rank, ranks)
-            if sizes is not None:
-                first = sum(sizes[:rank])
-                own.indices = list(range(first, first + sizes[rank]))
-            return loader(sampler=own)
-
-    class Tells(Callback):
-        def on_validation_end(self, trainer, pl_module):
-            torch.save({k: float(v) for k, v in trainer.callback_metrics.items()}, folder / f"{trainer.global_rank}.pt")
-
-    module = Ranked()
-    trainer = trainer_of(
-        folder, [*callbacks, Tells()], strategy="ddp_fork", devices=2, use_distributed_sampler=False
-    )
+def validated(folder, sizes):
+    """Values of a validation, on a rank of a group over the rows that ``sizes`` gives it; None for rows in turn."""
+    net, options = Net(), {}
+    data = loader()
+    if dist.is_initialized():
+        options = group_options()
+        data = fits.rank_loader(dist.get_rank(), sizes)
+    trainer = trainer_of(folder, [CalibrationMonitor()], **options)
     with quiet():
-        trainer.validate(module, verbose=False)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+        trainer.validate(net, data, verbose=False)
+    return logged(trainer)
 
 
-@pytest.mark.parametrize("sizes", [None, (15, 7), (22, 0)], ids=["in turn", "uneven", "one without rows"])
-def test_two_ranks_have_the_values_of_one_process(sizes, tmp_path):
-    net = Net()
-    single = trainer_of(tmp_path, [CalibrationMonitor()])
-    with quiet():
-        single.validate(net, loader(), verbose=False)
-    first, second = run_on_ranks(net, [CalibrationMonitor()], tmp_path, sizes)
-    assert first == second
-    found = {k.removeprefix("calibration/"): v for k, v in first.items() if k.startswith("calibration/")}
-    assert found == pytest.approx(logged(single), rel=1e-6)
-    assert len(found) == 4
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("sizes", [None, (15, 7), (22, 0), (0, 22)])
+def test_two_ranks_have_the_values_of_one_process_and_one_may_have_no_rows(pool, sizes, tmp_path):
+    expected = validated(tmp_path, None)
+    first, second = pool.run(validated, [(tmp_path, sizes)] * 2)
+    assert first == second == pytest.approx(expected, rel=1e-9)
+    assert len(first) == 4
 
 
 @pytest.mark.parametrize(

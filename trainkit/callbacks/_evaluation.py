@@ -48,9 +48,7 @@ def wanted_by(metrics: Iterable[Any]) -> list[tuple[str, bool]]:
 
 def log_value(pl_module: LightningModule, name: str, value: Any) -> None:
     """Log a value at the end of an epoch that is the same on all ranks; reducing it once more silences a warning."""
-    pl_module.log(
-        name, value, on_step=False, on_epoch=True, sync_dist=True, batch_size=1, add_dataloader_idx=False
-    )
+    pl_module.log(name, value, on_step=False, on_epoch=True, sync_dist=True, batch_size=1, add_dataloader_idx=False)
 
 
 def fitting(trainer: Trainer) -> bool:

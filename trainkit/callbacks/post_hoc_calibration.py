@@ -279,7 +279,11 @@ class PostHocCalibration(Callback):
         return Evaluation(OWNER, before, 0), Evaluation(OWNER, after, 0)
 
     def _score(
-        self, scores: tuple[Evaluation, Evaluation], dataloader: int, rows: dict[str, Tensor], pl_module: LightningModule
+        self,
+        scores: tuple[Evaluation, Evaluation],
+        dataloader: int,
+        rows: dict[str, Tensor],
+        pl_module: LightningModule,
     ) -> None:
         device = pl_module.device
         after = self.fitted.to(device)(rows["logits"].to(device))

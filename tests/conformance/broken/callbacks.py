@@ -1,6 +1,7 @@
 """Callbacks that are broken on purpose."""
 
 import numpy as np
+import torch
 from lightning.pytorch import Callback
 
 from tests.conformance.broken import Broken
@@ -31,6 +32,56 @@ class Counter(Callback):
 
     def load_state_dict(self, state):
         self.count = state["count"]
+
+
+class CountsSteps(Counter):
+    """Does not expect a run of one batch."""
+
+    def on_fit_end(self, trainer, pl_module):
+        if trainer.fast_dev_run:
+            raise RuntimeError("no run of one batch, please")
+
+
+class StartsAgain(Counter):
+    """Forgets what it loaded as soon as the training goes on."""
+
+    def on_train_start(self, *args):
+        self.count = 0
+
+
+class CountsByRank(Counter):
+    def on_train_end(self, trainer, pl_module):
+        self.count += trainer.global_rank
+
+
+class LeavesInEvaluation(Counter):
+    def on_train_end(self, trainer, pl_module):
+        pl_module.net[1].eval()
+
+
+class CountsTogether(Counter):
+    """Two of them in one trainer add to one number."""
+
+    total = 0
+
+    def on_fit_start(self, *args):
+        CountsTogether.total = self.count
+
+    def on_train_batch_end(self, *args):
+        CountsTogether.total += 1
+        self.count = self.total
+
+
+class DrawsNumbers(Counter):
+    def on_train_batch_start(self, *args):
+        torch.rand(())
+
+
+class LosesItself(Counter):
+    """A copy that is taken once it has counted starts from zero."""
+
+    def __deepcopy__(self, memo):
+        return type(self)(self.every)
 
 
 class CountsInNumpy(Counter):
@@ -64,6 +115,7 @@ class TakesAnything(Counter):
 def record(cls):
     return CallbackSpec(
         cls=cls,
+        passive=True,
         configs=({}, {"every": 3}),
         errors=(
             BadCall(ValueError, "every must be >= 1, got 0", {"every": 0}),
@@ -80,4 +132,11 @@ BROKEN = (
     Broken("K3", record(KeepsAnotherValue)),
     Broken("K4", record(HoldsALambda)),
     Broken("K5", record(TakesAnything)),
+    Broken("K6", record(CountsSteps)),
+    Broken("K7", record(StartsAgain)),
+    Broken("K8", record(CountsByRank)),
+    Broken("K9", record(LeavesInEvaluation)),
+    Broken("K10", record(CountsTogether)),
+    Broken("K11", record(DrawsNumbers)),
+    Broken("K12", record(LosesItself)),
 )

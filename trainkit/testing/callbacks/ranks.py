@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from trainkit.testing.callbacks.runs import ROWS, VALIDATION_ROWS, fit, group_options, loader
+from trainkit.testing.callbacks.runs import fit, group_options, training, validation
 from trainkit.testing.callbacks.state import CallbackCase
 from trainkit.testing.faults import compare
 from trainkit.testing.pool import Pool
@@ -22,8 +22,8 @@ def fit_on_rank(cls: type[Any], config: Mapping[str, Any]) -> tuple[dict[str, fl
     callback = cls(**copy.deepcopy(dict(config)))
     run = fit(
         [callback],
-        train=loader(ROWS, 1000, rank, ranks),
-        validation=loader(VALIDATION_ROWS, 0, rank, ranks),
+        train=training(rank, ranks),
+        held_out=validation(rank=rank, ranks=ranks),
         max_epochs=1,
         **(group_options() if ranks > 1 else {}),
     )

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainkit.testing.common import quiet
 
-__all__ = ["BATCH", "ROWS", "VALIDATION_ROWS", "RowStream", "Rows", "Run", "fit", "group_options", "loader"]
+__all__ = ["BATCH", "ROWS", "RowStream", "Run", "fit", "group_options", "training", "validation"]
 
 ROWS, BATCH, CLASSES = 16, 4, 3
-VALIDATION_ROWS = 22
+VALIDATION_ROWS, VALIDATION_BATCH = 94, 32
 EPOCHS = 2
 
 
@@ -30,8 +30,11 @@ class Rows(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         number = self.numbers[index]
-        x = torch.randn(4, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
-        return {"x": x, "target": (number * 7 + int(x[0] > 0)) % CLASSES, "index": number}
+        generator = torch.Generator().manual_seed(number)
+        x = torch.randn(4, generator=generator, dtype=torch.float64)
+        # Hard to learn but not by chance, so that a temperature that fits is finite.
+        noise = torch.randn(CLASSES, generator=generator, dtype=torch.float64)
+        return {"x": x, "target": int((x[:CLASSES] + noise).argmax()), "index": number}
 
 
 class RowStream(IterableDataset[dict[str, Any]]):
@@ -42,9 +45,14 @@ class RowStream(IterableDataset[dict[str, Any]]):
         return (rows[i] for i in range(len(rows)))
 
 
-def loader(rows: int, start: int = 0, rank: int = 0, ranks: int = 1) -> Any:
-    """Batches in order."""
-    return DataLoader(Rows(rows, start, rank, ranks), BATCH // ranks)
+def training(rank: int = 0, ranks: int = 1) -> Any:
+    """Batches of training, in order; on several ranks the rows of each batch in turn."""
+    return DataLoader(Rows(ROWS, 1000, rank, ranks), BATCH // ranks)
+
+
+def validation(rows: int = VALIDATION_ROWS, rank: int = 0, ranks: int = 1) -> Any:
+    """Batches of validation, the last one uneven."""
+    return DataLoader(Rows(rows, 0, rank, ranks), VALIDATION_BATCH // ranks)
 
 
 @dataclass
@@ -93,7 +101,7 @@ def _module(noisy: bool) -> Any:
 
         def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:
             out = self._step(batch)
-            self.losses.append(float(out["loss"]))
+            self.losses.append(float(out["loss"].detach()))
             return out
 
         def validation_step(
@@ -145,7 +153,7 @@ def fit(
     *,
     noisy: bool = False,
     train: Any = None,
-    validation: Any = None,
+    held_out: Any = None,
     save_to: Path | None = None,
     ckpt_path: Path | None = None,
     **options: Any,
@@ -156,7 +164,7 @@ def fit(
         callbacks: Of the Trainer.
         noisy: With dropout and batch norm.
         train: Batches of training.
-        validation: Batches of validation.
+        held_out: Batches of validation.
         save_to: Write a checkpoint here when the last epoch ends.
         ckpt_path: Go on from here.
         options: Of the Trainer, in place of the usual ones.
@@ -184,8 +192,8 @@ def fit(
         )
         trainer.fit(
             module,
-            loader(ROWS, 1000) if train is None else train,
-            loader(VALIDATION_ROWS) if validation is None else validation,
+            training() if train is None else train,
+            validation() if held_out is None else held_out,
             ckpt_path=ckpt_path,
         )
     modes = {f"module {name}": m.training for name, m in module.named_modules()}

@@ -14,7 +14,7 @@ from trainkit.testing.faults import Fault, refusal, require
 from trainkit.testing.properties import prop
 from trainkit.testing.spec import CallbackSpec
 
-__all__ = ["CallbackCase"]
+__all__ = ["CallbackCase", "saved_and_read"]
 
 CallbackCase: TypeAlias = Case[CallbackSpec]
 
@@ -23,15 +23,20 @@ def _no_state(case: CallbackCase) -> str | None:
     return None if case.make().state_dict() else "it has no state"
 
 
+def saved_and_read(state: Any) -> Any:
+    """A state as a checkpoint gives it back."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
 @prop("K1", "state", needs=_no_state)
 def state(case: CallbackCase) -> None:
     """The state is plain data, which a checkpoint gives back, and makes a copy of another configuration the same."""
     callback = case.make()
-    file = io.BytesIO()
-    torch.save(callback.state_dict(), file)
-    file.seek(0)
     try:
-        saved = torch.load(file, weights_only=True)
+        saved = saved_and_read(callback.state_dict())
     except pickle.UnpicklingError as error:
         raise Fault("state read from a checkpoint", "plain data", str(error).partition("\n")[0]) from error
     for config in case.spec.configs:
