@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from tests.unit import lightning_fits as fits
 from tests.unit.lightning_fits import Net, OnlyTheLoss, OtherNames, Tuples, fit, loader, quiet, trainer_of
+from trainkit.calibration.calibrators import TemperatureScaling
 from trainkit.calibration.metrics import (
     ECE,
     MCE,
@@ -22,8 +23,9 @@ from trainkit.calibration.metrics import (
     NegativeLogLikelihood,
     ReliabilityDiagram,
 )
-from trainkit.callbacks import CalibrationMonitor
+from trainkit.callbacks import CalibrationMonitor, PostHocCalibration
 from trainkit.testing.callbacks.runs import group_options
+from trainkit.testing.configs import check_config
 
 
 def once(metric, logits, target):
@@ -249,6 +251,19 @@ def test_other_faults_are_named(tmp_path):
     words = r"metrics\['each'\] must give one number or have a method figure, got of shape \(3,\)"
     with pytest.raises(ValueError, match=words):
         fit(Net(), [CalibrationMonitor(per_class)], tmp_path)
+
+
+def test_the_command_line_reads_and_writes_it():
+    config = {"metrics": {"mce": MCE(n_bins=4)}, "stages": ["test"], "outputs": {"logits": "y_hat"}}
+    monitor = check_config(CalibrationMonitor, config, Callback)
+    assert monitor.outputs == {"logits": "y_hat"}
+    assert monitor.metrics["mce"].n_bins == 4
+    assert list(monitor.stages) == ["test"]
+    assert check_config(CalibrationMonitor, {}, Callback).outputs is None
+    calibrator = TemperatureScaling(t_max=9.0)
+    callback = check_config(PostHocCalibration, {"calibrator": calibrator, "outputs": {"target": "y"}}, Callback)
+    assert callback.calibrator.t_max == 9.0
+    assert callback.outputs == {"target": "y"}
 
 
 def test_two_monitors_and_copies(tmp_path):

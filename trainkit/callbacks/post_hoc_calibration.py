@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from trainkit._core.checks import check_integer, check_number, reject
@@ -154,10 +154,11 @@ class PostHocCalibration(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         require_own_prefix(self, trainer)
         # A new list, since Lightning walks through the old one now: writers must see what is added to predictions.
-        writers = [c for c in trainer.callbacks if isinstance(c, BasePredictionWriter)]
-        others = [c for c in trainer.callbacks if c not in writers]
-        place = others.index(self) + 1
-        trainer.callbacks = [*others[:place], *writers, *others[place:]]
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        place = callbacks.index(self)
+        early = [c for c in callbacks[:place] if isinstance(c, BasePredictionWriter)]
+        others = [c for c in callbacks[:place] if c not in early]
+        trainer.callbacks = [*others, self, *early, *callbacks[place + 1 :]]  # type: ignore[attr-defined]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._rows = None
