@@ -211,13 +211,14 @@ def positions(returned, batch):
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize(
     "arguments",
-    [(None, False), (None, True), ((15, 7), True), ((22, 0), True), ((0, 22), True), ((7, 15), True, 14)],
+    [(None, False), (None, True), ((15, 7), True), ((22, 0), True), ((0, 22), True), ((7, 15), True, 18)],
     ids=str,
 )
 def test_two_ranks_have_the_fit_of_one_process(pool, arguments, tmp_path):
     expected, count = ended(tmp_path, *arguments)
     for found, n_fit in pool.run(ended, [(tmp_path, *arguments)] * 2):
-        assert found == pytest.approx(expected, rel=1e-9)
+        # Logits are fp32 and round otherwise in batches of another size.
+        assert found == pytest.approx(expected, rel=1e-6)
         assert n_fit == count
     assert len(expected) == 7
 
