@@ -172,7 +172,8 @@ def _lightning() -> None:
 
     class CommandLine(LightningCLI):
         def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-            parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
+            for told in ("num_classes", "in_shape"):
+                parser.link_arguments(f"data.{told}", f"model.init_args.{told}", apply_on="instantiate")
 
         def after_fit(self) -> None:
             trainer = self.trainer
