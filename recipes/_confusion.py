@@ -16,7 +16,7 @@ SHOWN = 20
 class Accuracy(MulticlassConfusionMatrix):
     """Share of rows whose largest logit is the right one."""
 
-    def update(self, logits: Tensor, target: Tensor) -> None:  # type: ignore[override]
+    def update(self, logits: Tensor, target: Tensor) -> None:
         super().update(logits, target)
 
     def compute(self) -> Tensor:
@@ -29,7 +29,7 @@ class BalancedAccuracy(MulticlassConfusionMatrix):
 
     classes: Sequence[str] | None = None
 
-    def update(self, logits: Tensor, target: Tensor) -> None:  # type: ignore[override]
+    def update(self, logits: Tensor, target: Tensor) -> None:
         super().update(logits, target)
 
     def compute(self) -> Tensor:
@@ -44,9 +44,7 @@ class BalancedAccuracy(MulticlassConfusionMatrix):
         shares = self.shares.tolist()
         names = tuple(map(str, range(len(shares)) if self.classes is None else self.classes))
         places = range(len(shares))
-        bars = Bars(
-            tuple(i - 0.4 for i in places), tuple(i + 0.4 for i in places), tuple(shares[i][i] for i in places)
-        )
+        bars = Bars(tuple(i - 0.4 for i in places), tuple(i + 0.4 for i in places), tuple(shares[i][i] for i in places))
         recalls = Axes((bars,), title="Recall by class", x_label="class", y_label="recall", y_range=(0.0, 1.0))
         if len(shares) > SHOWN:
             return Figure((recalls,))

@@ -53,8 +53,9 @@ class ClassificationModule(RecipeModule):
         }
         super().__init__(loss, optimizer, {**usual, **(metrics or {})}, weight_decay, warmup)
         self.network, self.num_classes = network, num_classes
-        if in_shape is not None and hasattr(network, "build"):
-            network.build(in_shape, num_classes)
+        build: Any = getattr(network, "build", None)
+        if in_shape is not None and build is not None:
+            build(in_shape, num_classes)
 
     def setup(self, stage: str) -> None:
         """Learn the names of the classes."""
@@ -67,8 +68,8 @@ class ClassificationModule(RecipeModule):
         logits: Tensor = self.network(batch["x"])
         wanted = (len(batch["x"]), self.num_classes)
         if logits.shape != wanted:
-            network = type(self.network).__name__
-            raise ValueError(f"{network}: must give logits of shape {wanted}, a logit a class, got {tuple(logits.shape)}")
+            told = f"must give a logit for each class, shape {wanted}, got {tuple(logits.shape)}"
+            raise ValueError(f"{type(self.network).__name__}: {told}")
         return logits
 
     def _named(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:

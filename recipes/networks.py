@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -46,7 +47,7 @@ class ConvNet(BuiltNetwork):
             raise ValueError(f"ConvNet: in_shape must be (C, H, W), an image, got {tuple(in_shape)}; MLP takes vectors")
         widths = [in_shape[0], self.width, 2 * self.width, 4 * self.width]
         blocks = []
-        for i, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
+        for i, (before, after) in enumerate(pairwise(widths)):
             # Images of a few pixels have nothing left to halve.
             halve = nn.MaxPool2d(2) if i < 2 and min(in_shape[1:]) >= 2 ** (i + 1) else nn.Identity()
             blocks += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU(), halve]
@@ -70,8 +71,8 @@ class MLP(BuiltNetwork):
         self.hidden, self.depth, self.dropout = hidden, depth, dropout
 
     def build(self, in_shape: Sequence[int], num_classes: int) -> None:
-        widths = [math.prod(in_shape)] + [self.hidden] * self.depth
+        widths = [math.prod(in_shape), *[self.hidden] * self.depth]
         layers: list[nn.Module] = [nn.Flatten()]
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.GELU(), nn.Dropout(self.dropout)]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))

@@ -6,9 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .arrays import read_arrays, read_rows
 from .errors import DataError
 from .images import images_below, read_folder, read_images
-from .labelled import Labelled, read_arrays, read_rows
+from .labelled import Labelled
 from .sets import locate
 
 __all__ = ["read_labelled", "read_unlabelled"]
@@ -28,9 +29,7 @@ def _digits() -> Labelled:
     return Labelled(x, torch.from_numpy(labels).long(), [str(i) for i in range(10)], names, {"train": rows})
 
 
-def read_labelled(
-    name: Literal["digits", "mnist", "cifar10"], path: Path | None, image_size: int | None
-) -> Labelled:
+def read_labelled(name: Literal["digits", "mnist", "cifar10"], path: Path | None, image_size: int | None) -> Labelled:
     """Rows of the user's own data, else of a named set.
 
     Raises:

@@ -25,7 +25,7 @@ def stratified(y: Tensor, rows: Sequence[int], sizes: Sequence[int], seed: int) 
     ordered = order[on_line.argsort(stable=True)].tolist()
     cuts = [0]
     for size in sizes:
-        cuts.append(cuts[-1] + size)
+        cuts.append(cuts[-1] + max(0, size))
     return [sorted(ordered[a:b]) for a, b in zip(cuts, [*cuts[1:], len(ordered)], strict=True)]
 
 
