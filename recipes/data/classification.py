@@ -85,7 +85,6 @@ class ClassificationData(LightningDataModule):
         self.setup("fit")
 
     def setup(self, stage: str) -> None:
-        """Read and split, once."""
         shape = self.in_shape
         if self.predict_path is not None and self.asked is None:
             self.asked = read_unlabelled(self.predict_path, self.image_size, shape)
@@ -102,7 +101,8 @@ class ClassificationData(LightningDataModule):
     def _in_order(self, rows: Any, collate: Callable[[list[int]], Any]) -> DataLoader[Any]:
         sampler = IndexSampler(rows, self.batch_size, shuffle=False, even=False)
         share = self.batch_size // (self.trainer.world_size if self.trainer else 1)
-        return DataLoader(rows, share, sampler=sampler, collate_fn=collate, num_workers=self.num_workers)
+        options: dict[str, Any] = {"collate_fn": collate, "num_workers": self.num_workers}
+        return DataLoader(rows, batch_size=share, sampler=sampler, **options)
 
     def train_dataloader(self) -> ResumableLoader:
         options: dict[str, Any] = {"seed": self.seed, "num_workers": self.num_workers, "collate_fn": self._train_batch}
