@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from trainkit.callbacks import publish_figure
 from trainkit.losses import bind
 from trainkit.optim import param_groups
 
-from ._schedule import warmup_cosine
+from ._schedule import total_steps, warmup_cosine
 
 __all__ = ["RecipeModule"]
 
@@ -75,5 +74,5 @@ class RecipeModule(LightningModule):
         optimizer = self.optimizer(param_groups(self, weight_decay=self.weight_decay))  # type: ignore[arg-type]
         if self.warmup is None:
             return optimizer
-        schedule = warmup_cosine(optimizer, self.warmup, int(self.trainer.estimated_stepping_batches))
+        schedule = warmup_cosine(optimizer, self.warmup, total_steps(self.trainer))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

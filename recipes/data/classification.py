@@ -51,6 +51,7 @@ class ClassificationData(LightningDataModule):
         predict_path: Path | None = None,
     ) -> None:
         super().__init__()
+        self.allow_zero_length_dataloader_with_multiple_devices = True  # ranks may be more than the rows of a split
         self.set, self.path, self.image_size, self.predict_path = name, path, image_size, predict_path
         self.batch_size, self.sizes, self.limit_train = batch_size, {"test": test_size, "val": val_size}, limit_train
         self.augment, self.seed, self.num_workers = augment, seed, num_workers
@@ -95,8 +96,7 @@ class ClassificationData(LightningDataModule):
 
     def _asked_batch(self, rows: list[int]) -> dict[str, Any]:
         x, names = cast("tuple[Tensor, list[str]]", self.asked)
-        named = [names[row] for row in rows]
-        return {"x": self.ready.normalised(x[rows]), "index": torch.tensor(rows), "name": named}
+        return {"x": self.ready.normalised(x[rows]), "index": torch.tensor(rows), "name": [names[i] for i in rows]}
 
     def _in_order(self, rows: Any, collate: Callable[[list[int]], Any]) -> DataLoader[Any]:
         sampler = IndexSampler(rows, self.batch_size, shuffle=False, even=False)
