@@ -9,10 +9,11 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from trainkit.data import IndexSampler, ResumableLoader
+from trainkit.data import ResumableLoader
 
 from .augment import flip_and_shift
 from .labelled_sets import read_labelled, read_unlabelled
+from .loaders import in_order
 from .prepared import Prepared, prepare
 
 __all__ = ["ClassificationData"]
@@ -51,7 +52,6 @@ class ClassificationData(LightningDataModule):
         predict_path: Path | None = None,
     ) -> None:
         super().__init__()
-        self.allow_zero_length_dataloader_with_multiple_devices = True  # ranks may be more than the rows of a split
         self.set, self.path, self.image_size, self.predict_path = name, path, image_size, predict_path
         self.batch_size, self.sizes, self.limit_train = batch_size, {"test": test_size, "val": val_size}, limit_train
         self.augment, self.seed, self.num_workers = augment, seed, num_workers
@@ -98,11 +98,8 @@ class ClassificationData(LightningDataModule):
         x, names = cast("tuple[Tensor, list[str]]", self.asked)
         return {"x": self.ready.normalised(x[rows]), "index": torch.tensor(rows), "name": [names[i] for i in rows]}
 
-    def _in_order(self, rows: Any, collate: Callable[[list[int]], Any]) -> DataLoader[Any]:
-        sampler = IndexSampler(rows, self.batch_size, shuffle=False, even=False)
-        share = self.batch_size // (self.trainer.world_size if self.trainer else 1)
-        options: dict[str, Any] = {"collate_fn": collate, "num_workers": self.num_workers}
-        return DataLoader(rows, batch_size=share, sampler=sampler, **options)
+    def _in_order(self, rows: list[int], collate: Callable[[list[int]], Any]) -> DataLoader[Any]:
+        return in_order(rows, self.batch_size, self.trainer, collate, self.num_workers)
 
     def train_dataloader(self) -> ResumableLoader:
         options: dict[str, Any] = {"seed": self.seed, "num_workers": self.num_workers, "collate_fn": self._train_batch}
