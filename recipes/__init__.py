@@ -3,5 +3,5 @@
 from .data.retrieval import RetrievalData as RetrievalData
 from .encoders import DualEncoder as DualEncoder
 from .retrieval import RetrievalModule as RetrievalModule
-from .retrieval_callbacks import RetrievalAnswers as RetrievalAnswers
-from .retrieval_callbacks import RetrievalBaselines as RetrievalBaselines
+from .retrieval_answers import RetrievalAnswers as RetrievalAnswers
+from .retrieval_baselines import RetrievalBaselines as RetrievalBaselines

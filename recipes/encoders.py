@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .data.ngrams import Bag
+from .data.bags import Bag
 
 __all__ = ["DualEncoder", "TextTower"]
 
@@ -12,6 +12,14 @@ PACE = 20.0
 """How much faster weights of tokens and positions move than other parameters under one learning rate."""
 OCTAVES = 2
 """Positions between a word and the one twice as far that have a weight of their own."""
+
+
+def _residual(dim: int, hidden: int, dropout: float) -> nn.Sequential:
+    """What is added to the input; nothing at first."""
+    last = nn.Linear(hidden, dim)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), last)
 
 
 class TextTower(nn.Module):
@@ -35,15 +43,7 @@ class TextTower(nn.Module):
         self.table = table
         self.token_weight = nn.Parameter(torch.zeros(table.num_embeddings))
         self.position_weight = nn.Parameter(torch.zeros(8 * OCTAVES + 1))
-        self.layers = nn.ModuleList(
-            nn.Sequential(
-                nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim)
-            )
-            for _ in range(depth)
-        )
-        for layer in self.layers:
-            nn.init.zeros_(layer[-1].weight)
-            nn.init.zeros_(layer[-1].bias)
+        self.layers = nn.ModuleList(_residual(dim, hidden, dropout) for _ in range(depth))
         self.token_dropout = token_dropout
 
     def forward(self, bag: Bag) -> Tensor:
