@@ -23,9 +23,9 @@ def _residual(dim: int, hidden: int, dropout: float) -> nn.Sequential:
 
 
 class TextTower(nn.Module):
-    """Weighted mean of the vectors of a bag, then residual layers, normalised to length one.
+    r"""Weighted mean of the vectors of a bag, then residual layers, normalised to length one.
 
-    A token weighs :math:`(1 + \\ln n) \\exp(w_t + p_i)` for the n times it occurs, with a learned weight of the token
+    A token weighs :math:`(1 + \ln n) \exp(w_t + p_i)` for the n times it occurs, with a learned weight of the token
     and one of the position i where it comes first. Before training all weights are alike and the residual layers do
     nothing, so that cosines are those of a random projection of the bags.
 
@@ -77,7 +77,7 @@ class DualEncoder(nn.Module):
         hidden: int = 256,
         depth: int = 2,
         dropout: float = 0.0,
-        token_dropout: float = 0.3,
+        token_dropout: float = 0.1,
     ) -> None:
         super().__init__()
         table = nn.EmbeddingBag(buckets, dim, mode="sum")

@@ -61,8 +61,9 @@ class RetrievalModule(RecipeModule):
     def temperature(self) -> float:
         """Divisor of the cosines: the one of the loss, as it is now; 1 if the loss has none."""
         scale = getattr(self.loss, "log_scale", None)
-        learned = isinstance(scale, Tensor)
-        return math.exp(-float(scale)) if learned else float(getattr(self.loss, "temperature", 1.0))
+        if isinstance(scale, Tensor):
+            return math.exp(-scale.item())
+        return float(getattr(self.loss, "temperature", 1.0))
 
     @property
     def corpus(self) -> Corpus:

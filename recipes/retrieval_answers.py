@@ -34,7 +34,7 @@ class RetrievalAnswers(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         module: Any = pl_module
-        probs = outputs["probs"] if "probs" in outputs else outputs["logits"].softmax(1)
+        probs = outputs["calibrated_probs"] if "calibrated_probs" in outputs else outputs["logits"].softmax(1)
         best = probs.topk(min(module.top_k, probs.shape[1]), dim=1)
         for text, values, places in zip(batch["text"], best.values.tolist(), best.indices.tolist(), strict=True):
             found = [
