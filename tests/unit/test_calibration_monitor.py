@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import re
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from tests.unit import lightning_fits as fits
 from tests.unit.lightning_fits import Net, OnlyTheLoss, OtherNames, Tuples, fit, loader, quiet, trainer_of
+from trainkit.calibration.calibrators import TemperatureScaling
 from trainkit.calibration.metrics import (
     ECE,
     MCE,
@@ -21,8 +23,9 @@ from trainkit.calibration.metrics import (
     NegativeLogLikelihood,
     ReliabilityDiagram,
 )
-from trainkit.callbacks import CalibrationMonitor
+from trainkit.callbacks import CalibrationMonitor, PostHocCalibration
 from trainkit.testing.callbacks.runs import group_options
+from trainkit.testing.configs import check_config
 
 
 def once(metric, logits, target):
@@ -129,13 +132,15 @@ def test_stages_and_epochs_can_be_chosen(tmp_path):
         assert len(logged(trainer)) == 4
 
     class Kept(Callback):
-        values = []
+        def __init__(self):
+            self.values = []
 
         def on_validation_end(self, trainer, pl_module):
             self.values.append(logged(trainer).get("val_nll"))
 
-    fit(Net(), [CalibrationMonitor(every_n_epochs=2), Kept()], tmp_path, max_epochs=4, num_sanity_val_steps=0)
-    first, second, third, fourth = Kept.values
+    kept = Kept()
+    fit(Net(), [CalibrationMonitor(every_n_epochs=2), kept], tmp_path, max_epochs=4, num_sanity_val_steps=0)
+    first, second, third, fourth = kept.values
     assert first == second != third == fourth
 
 
@@ -221,8 +226,8 @@ def test_two_ranks_have_the_values_of_one_process_and_one_may_have_no_rows(pool,
         (
             OnlyTheLoss,
             {},
-            "CalibrationMonitor: on_validation_batch_end looked for 'logits', but what the step returned has loss and the "
-            "batch has x, labels, index; return it from the step, or name it with outputs={'logits': 'key'} or a "
+            "CalibrationMonitor: on_validation_batch_end looked for 'logits', but what the step returned has loss and "
+            "the batch has x, labels, index; return it from the step, or name it with outputs={'logits': 'key'} or a "
             "function (outputs, batch) -> mapping",
         ),
         (Tuples, {}, "looked for 'logits', but what the step returned is of type tuple and the batch has x"),
@@ -230,14 +235,13 @@ def test_two_ranks_have_the_values_of_one_process_and_one_may_have_no_rows(pool,
         (
             Tuples,
             {"outputs": lambda returned, batch: {"logits": returned[0]}},
-            "looked for 'target', but the function outputs gave what has logits;",
+            "looked for 'target', but what outputs gave has logits;",
         ),
     ],
 )
 def test_what_is_missing_is_named(net, arguments, words, tmp_path):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(words)):
         fit(net(), [CalibrationMonitor(**arguments)], tmp_path)
-    assert words in str(caught.value)
 
 
 def test_other_faults_are_named(tmp_path):
@@ -247,6 +251,19 @@ def test_other_faults_are_named(tmp_path):
     words = r"metrics\['each'\] must give one number or have a method figure, got of shape \(3,\)"
     with pytest.raises(ValueError, match=words):
         fit(Net(), [CalibrationMonitor(per_class)], tmp_path)
+
+
+def test_the_command_line_reads_and_writes_it():
+    config = {"metrics": {"mce": MCE(n_bins=4)}, "stages": ["test"], "outputs": {"logits": "y_hat"}}
+    monitor = check_config(CalibrationMonitor, config, Callback)
+    assert monitor.outputs == {"logits": "y_hat"}
+    assert monitor.metrics["mce"].n_bins == 4
+    assert list(monitor.stages) == ["test"]
+    assert check_config(CalibrationMonitor, {}, Callback).outputs is None
+    calibrator = TemperatureScaling(t_max=9.0)
+    callback = check_config(PostHocCalibration, {"calibrator": calibrator, "outputs": {"target": "y"}}, Callback)
+    assert callback.calibrator.t_max == 9.0
+    assert callback.outputs == {"target": "y"}
 
 
 def test_two_monitors_and_copies(tmp_path):

@@ -183,6 +183,14 @@ def test_a_checkpoint_between_validations_is_told_apart(tmp_path):
         PostHocCalibration().load(tmp_path / "step=3.ckpt")
 
 
+def test_a_second_fit_does_not_save_the_calibrator_of_the_first(tmp_path):
+    callback = PostHocCalibration()
+    fit(Net(), [callback], tmp_path, DataLoader(Rows(90), 16), max_epochs=1)
+    assert callback.state_dict()["step"] == 8
+    fit(Net(), [callback], tmp_path, max_epochs=1, limit_val_batches=0)
+    assert callback.state_dict() == {}
+
+
 def ended(folder, sizes=None, indices=True, max_rows=10**6):
     """Fit and scores of a validation, on a rank of a group if one is up."""
 
@@ -211,13 +219,14 @@ def positions(returned, batch):
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize(
     "arguments",
-    [(None, False), (None, True), ((15, 7), True), ((22, 0), True), ((0, 22), True), ((7, 15), True, 14)],
+    [(None, False), (None, True), ((15, 7), True), ((22, 0), True), ((0, 22), True), ((7, 15), True, 18)],
     ids=str,
 )
 def test_two_ranks_have_the_fit_of_one_process(pool, arguments, tmp_path):
     expected, count = ended(tmp_path, *arguments)
     for found, n_fit in pool.run(ended, [(tmp_path, *arguments)] * 2):
-        assert found == pytest.approx(expected, rel=1e-9)
+        # Logits are fp32 and round otherwise in batches of another size.
+        assert found == pytest.approx(expected, rel=1e-6)
         assert n_fit == count
     assert len(expected) == 7
 

@@ -58,7 +58,8 @@ def fitting(trainer: Trainer) -> bool:
 
 def require_own_prefix(callback: Any, trainer: Trainer) -> None:
     """Two callbacks of a class that log under one name would be averaged silently."""
-    others = [c for c in trainer.callbacks if type(c) is type(callback) and c is not callback]
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    others = [c for c in callbacks if type(c) is type(callback) and c is not callback]
     if any(other.prefix == callback.prefix for other in others):
         owner = type(callback).__name__
         raise ValueError(f"{owner}: prefix must differ from that of another {owner}, got {callback.prefix!r} twice")

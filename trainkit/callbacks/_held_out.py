@@ -1,4 +1,4 @@
-"""Rows of a validation that are kept for a fit, chosen by a hash of their number and so alike on any number of ranks."""
+"""Rows of a validation that are kept for a fit, chosen by a hash of their number: alike on any number of ranks."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

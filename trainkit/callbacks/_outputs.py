@@ -57,9 +57,7 @@ def read_outputs(
         places = [returned] + [batch] * (name in named or name in FROM_BATCH)
         value = next((p[key] for p in places if isinstance(p, Mapping) and p.get(key) is not None), None)
         if value is None and (required or name in named):
-            offered = _there(
-                "the function outputs gave what" if callable(outputs) else "what the step returned", returned
-            )
+            offered = _there("what outputs gave" if callable(outputs) else "what the step returned", returned)
             offered += "" if callable(outputs) else f" and {_there('the batch', batch)}"
             raise ValueError(
                 f"{owner}: {hook} looked for {name!r}{f' as {key!r}' if key != name else ''}, but {offered}; return it "

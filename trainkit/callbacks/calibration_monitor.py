@@ -54,9 +54,9 @@ class CalibrationMonitor(Callback):
 
     Note:
         Passive: training is bitwise the same with and without. ``weight`` counts where the step returns it. Every rank
-        takes part, also one without batches (Lightning leaves out a rank whose loader has the length zero, and the others
-        wait for it), and the values are those of one process over all rows; with Lightning's
-        own sampler these include the rows it repeats to even out the ranks. Several dataloaders have names that end on
+        takes part, also one without batches, and the values are those of one process over all rows; the sampler that
+        Lightning puts in repeats rows to even out the ranks, and these count twice. (A rank whose loaders all have the
+        length zero runs no hook in Lightning, and others would wait for it.) Several dataloaders have names that end on
         ``/dataloader_idx_i``, as Lightning's. The sanity check does not count. The usual metrics take a constant
         amount of memory. Callbacks that monitor a value may stand anywhere in the list, since Lightning asks them
         after the epoch's values are in; between two looks they see the last one. Described in no paper.

@@ -4,12 +4,12 @@ import copy
 from collections.abc import MutableMapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from trainkit._core.checks import check_integer, check_number, reject
@@ -22,6 +22,8 @@ from trainkit.callbacks._outputs import Outputs, check_outputs, read_outputs
 from trainkit.callbacks.publish_figure import publish_figure
 
 __all__ = ["PostHocCalibration"]
+
+Scores: TypeAlias = tuple[Evaluation, Evaluation]
 
 OWNER = "PostHocCalibration"
 WANTED = (("logits", True), ("target", True), ("weight", False), ("index", False))
@@ -84,7 +86,7 @@ class PostHocCalibration(Callback):
         self._fit: Calibrator | None = None
         self._step = 0
         self._rows: HeldOutRows | None = None
-        self._scores: tuple[Evaluation, Evaluation] | None = None
+        self._scores: Scores | None = None
         self._told = False
 
     @property
@@ -151,11 +153,15 @@ class PostHocCalibration(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         require_own_prefix(self, trainer)
+        if stage == "fit":
+            # That of an earlier run; a checkpoint to resume from is read after this.
+            self._fit = None
         # A new list, since Lightning walks through the old one now: writers must see what is added to predictions.
-        writers = [c for c in trainer.callbacks if isinstance(c, BasePredictionWriter)]
-        others = [c for c in trainer.callbacks if c not in writers]
-        place = others.index(self) + 1
-        trainer.callbacks = [*others[:place], *writers, *others[place:]]
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        place = callbacks.index(self)
+        early = [c for c in callbacks[:place] if isinstance(c, BasePredictionWriter)]
+        others = [c for c in callbacks[:place] if c not in early]
+        trainer.callbacks = [*others, self, *early, *callbacks[place + 1 :]]  # type: ignore[attr-defined]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._rows = None
@@ -208,7 +214,8 @@ class PostHocCalibration(Callback):
         if held_out.kept < held_out.seen and not self._told:
             self._told = True
             rank_zero_info(
-                f"{OWNER}: {held_out.kept} of {held_out.seen} rows are used, those of the smallest hashes of their index"
+                f"{OWNER}: {held_out.kept} of {held_out.seen} rows are used, those with the smallest hashes of their "
+                "index and each index once"
             )
 
     def _refit(self, trainer: Trainer, pl_module: LightningModule, held_out: HeldOut) -> None:
@@ -266,7 +273,7 @@ class PostHocCalibration(Callback):
         outputs["calibrated_logits"] = calibrator(logits)
         outputs["calibrated_probs"] = calibrator.predict_proba(logits)
 
-    def _start_scores(self) -> tuple[Evaluation, Evaluation]:
+    def _start_scores(self) -> Scores:
         """Metrics before and after."""
         own = self.fitted
 
@@ -280,7 +287,7 @@ class PostHocCalibration(Callback):
 
     def _score(
         self,
-        scores: tuple[Evaluation, Evaluation],
+        scores: Scores,
         dataloader: int,
         rows: dict[str, Tensor],
         pl_module: LightningModule,
@@ -290,9 +297,7 @@ class PostHocCalibration(Callback):
         for evaluation, logits in zip(scores, (rows["logits"], after), strict=True):
             evaluation.update(dataloader, {**rows, "logits": logits}, device)
 
-    def _report(
-        self, trainer: Trainer, pl_module: LightningModule, scores: tuple[Evaluation, Evaluation], stage: str
-    ) -> None:
+    def _report(self, trainer: Trainer, pl_module: LightningModule, scores: Scores, stage: str) -> None:
         """Log the scores before and after, and publish both diagrams as one."""
         before, after = (evaluation.finish(pl_module.device) for evaluation in scores)
         for suffix, values in before.items():
