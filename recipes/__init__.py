@@ -8,5 +8,5 @@ from .encoders import DualEncoder as DualEncoder
 from .networks import MLP as MLP
 from .networks import ConvNet as ConvNet
 from .retrieval import RetrievalModule as RetrievalModule
-from .retrieval_callbacks import RetrievalAnswers as RetrievalAnswers
-from .retrieval_callbacks import RetrievalBaselines as RetrievalBaselines
+from .retrieval_answers import RetrievalAnswers as RetrievalAnswers
+from .retrieval_baselines import RetrievalBaselines as RetrievalBaselines

@@ -51,11 +51,13 @@ class RecipeModule(LightningModule):
 
     def measure(self, tensors: Mapping[str, Any]) -> None:
         """Give every metric what it asks for."""
+        metric: Any
         for metric in self.measures:
             metric.update(**bind(metric, tensors))
 
     def finish(self, stage: str) -> None:
         """Log and draw the metrics on every rank, also one that had no batch, and start anew."""
+        metric: Any
         for name, metric in zip(self.names, self.measures, strict=True):
             value = metric.compute()
             if isinstance(value, Tensor):
@@ -71,7 +73,7 @@ class RecipeModule(LightningModule):
         self.finish("test")
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(param_groups(self, weight_decay=self.weight_decay))  # type: ignore[arg-type]
+        optimizer = self.optimizer(param_groups(self, weight_decay=self.weight_decay))
         if self.warmup is None:
             return optimizer
         schedule = warmup_cosine(optimizer, self.warmup, total_steps(self.trainer))

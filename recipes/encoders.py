@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .data.ngrams import Bag
+from .data.bags import Bag
 
 __all__ = ["DualEncoder", "TextTower"]
 
@@ -14,10 +14,18 @@ OCTAVES = 2
 """Positions between a word and the one twice as far that have a weight of their own."""
 
 
-class TextTower(nn.Module):
-    """Weighted mean of the vectors of a bag, then residual layers, normalised to length one.
+def _residual(dim: int, hidden: int, dropout: float) -> nn.Sequential:
+    """What is added to the input; nothing at first."""
+    last = nn.Linear(hidden, dim)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), last)
 
-    A token weighs :math:`(1 + \\ln n) \\exp(w_t + p_i)` for the n times it occurs, with a learned weight of the token
+
+class TextTower(nn.Module):
+    r"""Weighted mean of the vectors of a bag, then residual layers, normalised to length one.
+
+    A token weighs :math:`(1 + \ln n) \exp(w_t + p_i)` for the n times it occurs, with a learned weight of the token
     and one of the position i where it comes first. Before training all weights are alike and the residual layers do
     nothing, so that cosines are those of a random projection of the bags.
 
@@ -35,15 +43,7 @@ class TextTower(nn.Module):
         self.table = table
         self.token_weight = nn.Parameter(torch.zeros(table.num_embeddings))
         self.position_weight = nn.Parameter(torch.zeros(8 * OCTAVES + 1))
-        self.layers = nn.ModuleList(
-            nn.Sequential(
-                nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, dim)
-            )
-            for _ in range(depth)
-        )
-        for layer in self.layers:
-            nn.init.zeros_(layer[-1].weight)
-            nn.init.zeros_(layer[-1].bias)
+        self.layers = nn.ModuleList(_residual(dim, hidden, dropout) for _ in range(depth))
         self.token_dropout = token_dropout
 
     def forward(self, bag: Bag) -> Tensor:
@@ -77,7 +77,7 @@ class DualEncoder(nn.Module):
         hidden: int = 256,
         depth: int = 2,
         dropout: float = 0.0,
-        token_dropout: float = 0.3,
+        token_dropout: float = 0.1,
     ) -> None:
         super().__init__()
         table = nn.EmbeddingBag(buckets, dim, mode="sum")

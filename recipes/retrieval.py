@@ -1,7 +1,8 @@
 """Find the key that answers a query, with a dual encoder."""
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -12,8 +13,8 @@ from trainkit.metrics import MeanReciprocalRank, RecallAtK
 
 from ._match_auroc import MatchAUROC
 from ._module import RecipeModule
-from .data.ngrams import Bag
-from .data.retrieval import RetrievalData, Split
+from .data.bags import Bag
+from .data.corpus import Corpus, Split
 
 __all__ = ["RetrievalModule"]
 
@@ -60,28 +61,36 @@ class RetrievalModule(RecipeModule):
     def temperature(self) -> float:
         """Divisor of the cosines: the one of the loss, as it is now; 1 if the loss has none."""
         scale = getattr(self.loss, "log_scale", None)
-        return float(torch.exp(-scale)) if scale is not None else float(getattr(self.loss, "temperature", 1.0))
+        if isinstance(scale, Tensor):
+            return math.exp(-scale.item())
+        return float(getattr(self.loss, "temperature", 1.0))
 
     @property
-    def data(self) -> RetrievalData:
+    def corpus(self) -> Corpus:
         """Where the keys of a split come from."""
-        return cast(RetrievalData, self.trainer.datamodule)  # type: ignore[attr-defined]
+        corpus: Corpus = self.trainer.datamodule.corpus  # type: ignore[attr-defined]
+        return corpus
+
+    def encode(self, side: Literal["query", "key"], bag: Bag) -> Tensor:
+        """Embeddings of queries or keys."""
+        embeddings: Tensor = getattr(self.encoder, side)(bag)
+        return embeddings
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
-        query, key = self.encoder.query(batch["query"]), self.encoder.key(batch["key"])
+        query, key = self.encode("query", batch["query"]), self.encode("key", batch["key"])
         return self.train_on({"query": query, "key": key, "ids": batch["ids"]}, len(query))
 
     def encode_keys(self, rows: Sequence[int]) -> Tensor:
         """Embeddings of the keys of ``rows``."""
         with self.trainer.precision_plugin.forward_context(), torch.no_grad():
-            bags = (self.data.keys(rows[i : i + BLOCK]) for i in range(0, len(rows), BLOCK))
-            return torch.cat([self.encoder.key(self._on_device(bag)) for bag in bags])
+            bags = (self.corpus.keys(rows[i : i + BLOCK]) for i in range(0, len(rows), BLOCK))
+            return torch.cat([self.encode("key", self._on_device(bag)) for bag in bags])
 
     def _on_device(self, bag: Bag) -> Bag:
         return Bag(*(column.to(self.device) for column in bag))
 
     def _take_keys(self, split: Split) -> None:
-        self.rows = self.data.rows(split)
+        self.rows = self.corpus.rows(split)
         self.pool = self.encode_keys(self.rows)
         self.places = torch.tensor(self.rows, device=self.device)
 
@@ -95,7 +104,7 @@ class RetrievalModule(RecipeModule):
         self._take_keys("predict")
 
     def _evaluate(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-        query = self.encoder.query(batch["query"])
+        query = self.encode("query", batch["query"])
         cosines, target = query @ self.pool.T, torch.searchsorted(self.places, batch["index"])
         self.measure({"query": query, "key": self.pool[target], "cosines": cosines, "target": target})
         return {"logits": cosines / self.temperature, "target": target, "index": batch["index"]}
@@ -107,4 +116,4 @@ class RetrievalModule(RecipeModule):
         return self._evaluate(batch)
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> dict[str, Tensor]:
-        return {"logits": self.encoder.query(batch["query"]) @ self.pool.T / self.temperature}
+        return {"logits": self.encode("query", batch["query"]) @ self.pool.T / self.temperature}

@@ -2,15 +2,17 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from tqdm import tqdm
 
-__all__ = ["Bag", "Bags", "hashed_ngrams"]
+from .bags import Array, Bags, Block
+
+__all__ = ["hashed_ngrams"]
+
+Hashes: TypeAlias = NDArray[np.uint64]
 
 WORD = re.compile(r"[^\W_]+")
 HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -22,58 +24,12 @@ BASE = np.uint64(0x9E3779B97F4A7C15)
 INVERSE = np.uint64(pow(int(BASE), -1, 2**64))
 SPACE = ord(" ")
 
-Array = NDArray[np.int64]
-
-
-class Bag(NamedTuple):
-    """Bags of a batch of texts; each token stands once in the bag of its text.
-
-    Args:
-        tokens: Hashes of all bags behind one another, in [0, 2**31), (T,) int32.
-        offsets: Start of each bag, (N,) int64.
-        counts: How often each token came, (T,) int32.
-        positions: Word at which it came first, at most 255, (T,) uint8.
-    """
-
-    tokens: Tensor
-    offsets: Tensor
-    counts: Tensor
-    positions: Tensor
-
-
-class Bags:
-    """Bags of many texts; rows are picked by index.
-
-    Args:
-        parts: Tokens, counts and positions of blocks of texts, and the lengths of the bags in them.
-    """
-
-    def __init__(self, parts: Sequence[tuple[Array, Array, Array, Array]]) -> None:
-        tokens, counts, positions, lengths = (
-            np.concatenate([part[i] for part in parts]) if parts else np.zeros(0, np.int64) for i in range(4)
-        )
-        self._columns = (tokens.astype(np.int32), counts.astype(np.int32), positions.astype(np.uint8))
-        self._starts = np.concatenate([[0], lengths.cumsum()])
-
-    def __len__(self) -> int:
-        return len(self._starts) - 1
-
-    def pick(self, rows: Sequence[int] | Array) -> Bag:
-        """The bags of ``rows``."""
-        index = np.asarray(rows, np.int64)
-        starts, lengths = self._starts[index], self._starts[index + 1] - self._starts[index]
-        offsets = lengths.cumsum() - lengths
-        places = np.arange(lengths.sum()) + np.repeat(starts - offsets, lengths)
-        tokens, counts, positions = (torch.from_numpy(column[places]) for column in self._columns)
-        return Bag(tokens, torch.from_numpy(offsets), counts, positions)
-
 
 def _words(text: str) -> str:
     return " ".join(WORD.findall(HUMP.sub(" ", text))).lower()
 
 
-def _hashed(texts: Sequence[str]) -> tuple[Array, Array, Array, Array]:
-    """Tokens, counts and positions of all texts, and the lengths of their bags."""
+def _hashed(texts: Sequence[str]) -> Block:
     spelled = [f" {_words(text)} ".encode() for text in texts]
     letters = np.frombuffer(b"".join(spelled), np.uint8)
     text = np.repeat(np.arange(len(spelled)), [len(s) for s in spelled])
@@ -88,8 +44,9 @@ def _hashed(texts: Sequence[str]) -> tuple[Array, Array, Array, Array]:
     inverses = np.cumprod(np.full(len(letters) + 1, INVERSE), dtype=np.uint64)
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum((letters + np.uint64(1)) * powers[:-1], dtype=np.uint64)])
 
-    def tokens_of(begin: Array, end: Array, salt: int) -> NDArray[np.uint64]:
-        return (sums[end] - sums[begin]) * inverses[begin] + np.uint64(salt)
+    def tokens_of(begin: Array, end: Array, salt: int) -> Hashes:
+        hashes: Hashes = (sums[end] - sums[begin]) * inverses[begin] + np.uint64(salt)
+        return hashes
 
     words = tokens_of(starts, ends, 1)
     found = [(words, text[starts], position)]
@@ -103,12 +60,11 @@ def _hashed(texts: Sequence[str]) -> tuple[Array, Array, Array, Array]:
         begin = begin[(inner == 0) & (text[begin] == text[begin + length - 1])]
         middle = begin + spaces[begin]
         found.append((tokens_of(begin, begin + length, length), text[begin], position[word_at[middle]]))
-    return _counted(*(np.concatenate(column) for column in zip(*found, strict=True)), len(texts))
+    hashes, text_of, place = (np.concatenate(column) for column in zip(*found, strict=True))
+    return _counted(hashes, text_of, place, len(texts))
 
 
-def _counted(
-    hashes: NDArray[np.uint64], text: Array, position: Array, texts: int
-) -> tuple[Array, Array, Array, Array]:
+def _counted(hashes: Hashes, text: Array, position: Array, texts: int) -> Block:
     """Each token of a text once, with its number and its first position."""
     mixed = (hashes ^ (hashes >> np.uint64(29))) * BASE
     key = (text.astype(np.uint64) << np.uint64(31)) | (mixed >> np.uint64(33))
@@ -119,7 +75,7 @@ def _counted(
     return (unique & np.uint64(2**31 - 1)).astype(np.int64), counts, positions, lengths
 
 
-def _blocks(texts: Sequence[str], title: str) -> Iterator[tuple[Array, Array, Array, Array]]:
+def _blocks(texts: Sequence[str], title: str) -> Iterator[Block]:
     with tqdm(total=len(texts), desc=title, unit="text", leave=False, disable=len(texts) <= TEXTS) as bar:
         for start in range(0, len(texts), TEXTS):
             block = texts[start : start + TEXTS]

@@ -69,14 +69,14 @@ def read_pairs(path: Path, query_field: str, key_field: str, group_field: str | 
     Raises:
         DataError: For what can't be read; names file, line and fault.
     """
-    readers = {".jsonl": _json_rows, ".csv": lambda p: _table_rows(p, ","), ".tsv": lambda p: _table_rows(p, "\t")}
-    if path.suffix.lower() not in readers:
-        raise DataError(f"{path}: must end with one of {', '.join(readers)}")
+    kind = path.suffix.lower()
+    if kind not in (".jsonl", ".csv", ".tsv"):
+        raise DataError(f"{path}: must end with .jsonl, .csv or .tsv")
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     pairs = []
     try:
-        for number, row in readers[path.suffix.lower()](path):
+        for number, row in _json_rows(path) if kind == ".jsonl" else _table_rows(path, "," if kind == ".csv" else "\t"):
             query, key = (_field(path, number, row, name) for name in (query_field, key_field))
             group = str(number) if group_field is None else _field(path, number, row, group_field)
             pairs.append(Pair(query, key, key, group))

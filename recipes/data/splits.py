@@ -41,9 +41,7 @@ def duplicate_ids(columns: Sequence[Sequence[Hashable]]) -> list[int]:
     return [root(row) for row in range(len(parent))]
 
 
-def split_groups(
-    groups: Sequence[str], ids: Sequence[int], val_size: int, test_size: int, seed: int
-) -> Splits:
+def split_groups(groups: Sequence[str], ids: Sequence[int], val_size: int, test_size: int, seed: int) -> Splits:
     """Whole groups, in an order drawn from ``seed``, fill test, then validation; the others are for training.
 
     A group that would overfill a split by more than half of its size goes to training. Held-out splits hold one row of

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from .sets import cache_folder
 from .pairs import Pair
+from .sets import cache_folder
 
 __all__ = ["read_stdlib"]
 
@@ -51,7 +51,7 @@ def pairs_of(text: str, module: str) -> Iterator[Pair]:
 
 def _parse(root: Path) -> list[Pair]:
     files = [f for f in sorted(root.rglob("*.py")) if not TESTS.intersection(f.relative_to(root).parts)]
-    pairs = []
+    pairs: list[Pair] = []
     for file in tqdm(files, desc="reading the standard library", unit="file", leave=False):
         parts = file.relative_to(root).with_suffix("").parts
         try:

@@ -183,6 +183,14 @@ def test_a_checkpoint_between_validations_is_told_apart(tmp_path):
         PostHocCalibration().load(tmp_path / "step=3.ckpt")
 
 
+def test_a_second_fit_does_not_save_the_calibrator_of_the_first(tmp_path):
+    callback = PostHocCalibration()
+    fit(Net(), [callback], tmp_path, DataLoader(Rows(90), 16), max_epochs=1)
+    assert callback.state_dict()["step"] == 8
+    fit(Net(), [callback], tmp_path, max_epochs=1, limit_val_batches=0)
+    assert callback.state_dict() == {}
+
+
 def ended(folder, sizes=None, indices=True, max_rows=10**6):
     """Fit and scores of a validation, on a rank of a group if one is up."""
 

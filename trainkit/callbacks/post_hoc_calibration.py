@@ -153,6 +153,9 @@ class PostHocCalibration(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         require_own_prefix(self, trainer)
+        if stage == "fit":
+            # That of an earlier run; a checkpoint to resume from is read after this.
+            self._fit = None
         # A new list, since Lightning walks through the old one now: writers must see what is added to predictions.
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         place = callbacks.index(self)

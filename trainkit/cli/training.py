@@ -176,10 +176,12 @@ def _lightning() -> None:
                 parser.link_arguments(f"data.{told}", f"model.init_args.{told}", apply_on="instantiate")
 
         def after_fit(self) -> None:
-            trainer = self.trainer
+            trainer: Any = self.trainer
             if not (getattr(self.model, "test_after_fit", False) and not trainer.fast_dev_run):
                 return
             best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+            if trainer.is_global_zero:
+                print(f"\nThe best weights on the test split ({best or 'those of the last step'}):")
             trainer.test(self.model, datamodule=self.datamodule, ckpt_path="best" if best else None)
 
     CommandLine(

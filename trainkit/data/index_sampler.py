@@ -40,9 +40,9 @@ class IndexSampler(DistributedSampler[Any]):
 
     Note:
         ``batch_size`` must be a multiple of the number of ranks. Rows are never repeated: of a smaller last batch the
-        remaining rows that W does not divide are left out if ``even``, fewer than W. A loader takes ``batch_size / W`` of the
-        indices at a time. ``set_epoch`` picks the order, as in torch; no global generator is read. ``state_dict``
-        counts the rows that were handed out, which is ahead of training if the loader has workers:
+        remaining rows that W does not divide are left out if ``even``, fewer than W. A loader takes ``batch_size / W``
+        of the indices at a time. ``set_epoch`` picks the order, as in torch; no global generator is read.
+        ``state_dict`` counts the rows that were handed out, which is ahead of training if the loader has workers:
         :class:`ResumableLoader` counts what the loop was given. Lightning leaves the sampler in place, since it is a
         ``DistributedSampler``.
     """

@@ -28,6 +28,8 @@ def _plain(value: Any) -> Any:
         return to_config(type(value), {name: getattr(value, name) for name in names})
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {name: _plain(v) for name, v in value.items()}
     return value.tolist() if isinstance(value, Tensor) else value
 
 

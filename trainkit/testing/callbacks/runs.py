@@ -118,7 +118,7 @@ def _module(noisy: bool) -> Any:
 def group_options() -> dict[str, Any]:
     """Options of a Trainer that runs on the group of processes that is already up."""
     import torch.distributed as dist
-    from lightning.fabric.plugins.environments import LightningEnvironment
+    from lightning.fabric.plugins.environments.lightning import LightningEnvironment
     from lightning.pytorch.strategies import DDPStrategy
 
     class Group(LightningEnvironment):

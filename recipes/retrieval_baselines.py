@@ -1,20 +1,15 @@
-"""What the retrieval recipe is compared with, and what it answers."""
+"""What the retrieval recipe is compared with."""
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._files import write_whole
-from .data.ngrams import Bag
+from .data.bags import Bag
 
-__all__ = ["RetrievalAnswers", "RetrievalBaselines"]
+__all__ = ["RetrievalBaselines"]
 
 BLOCK = 256
 """Keys whose counts are laid out at once."""
@@ -75,64 +70,16 @@ class RetrievalBaselines(Callback):
             return
         module: Any = pl_module
         pl_module.eval()
-        bags = module.data.bags(module.data.splits.test)
-        query, key = (tower(Bag(*(column.to(module.device) for column in bag))) for tower, bag in zip(
-            (module.encoder.query, module.encoder.key), bags, strict=True
-        ))
+        bags = module.corpus.bags(module.corpus.splits.test)
+        query, key = (
+            tower(Bag(*(column.to(module.device) for column in bag)))
+            for tower, bag in zip((module.encoder.query, module.encoder.key), bags, strict=True)
+        )
         self.untrained = recalls(query @ key.T)
         pl_module.train()
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Any = pl_module
-        found = {"n-grams": recalls(ngram_cosines(*module.data.bags(module.data.splits.test)))}
+        found = {"n-grams": recalls(ngram_cosines(*module.corpus.bags(module.corpus.splits.test)))}
         for name, values in {**found, **({"untrained": self.untrained} if self.untrained else {})}.items():
             pl_module.log_dict({f"test/{metric} {name}": value for metric, value in values.items()})
-
-
-class RetrievalAnswers(Callback):
-    """Prints the best keys for the queries of ``predict``, or writes those of the test split to predictions.jsonl.
-
-    Probabilities are calibrated where a ``PostHocCalibration`` stands before it in the list of callbacks.
-    """
-
-    def __init__(self) -> None:
-        self._rows: list[dict[str, Any]] = []
-
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Mapping[str, Tensor],
-        batch: Mapping[str, Any],
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        module: Any = pl_module
-        probs = outputs["probs"] if "probs" in outputs else outputs["logits"].softmax(1)
-        best = probs.topk(min(module.top_k, probs.shape[1]), dim=1)
-        for text, values, places in zip(batch["text"], best.values.tolist(), best.indices.tolist(), strict=True):
-            found = [
-                {"name": module.data.pairs[module.rows[place]].name, "probability": value}
-                for value, place in zip(values, places, strict=True)
-            ]
-            self._rows.append({"query": text, "answers": found})
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        module: Any = pl_module
-        rows, self._rows = self._rows, []
-        if module.data.queries is not None:
-            for row in rows if trainer.is_global_zero else ():
-                print(f"\n{row['query']}")
-                print("\n".join(f"  {a['probability']:8.2%}  {a['name']}" for a in row["answers"]))
-            return
-        gathered: list[Any] = [rows]
-        if trainer.world_size > 1:
-            gathered = [None] * trainer.world_size
-            torch.distributed.all_gather_object(gathered, rows)
-        # Ranks took rows in turn.
-        most = max(map(len, gathered))
-        ordered = [part[i] for i in range(most) for part in gathered if i < len(part)]
-        path = Path(trainer.log_dir or trainer.default_root_dir) / "predictions.jsonl"
-        if trainer.is_global_zero:
-            write_whole(path, "".join(json.dumps(row) + "\n" for row in ordered))
-        rank_zero_info(f"{len(ordered):,} queries answered in {path}")
