@@ -61,7 +61,7 @@ class RecipeModule(LightningModule):
         for name, metric in zip(self.names, self.measures, strict=True):
             value = metric.compute()
             if isinstance(value, Tensor):
-                self.log(f"{stage}/{name}", value.float(), prog_bar=stage == "val", rank_zero_only=False)
+                self.log(f"{stage}/{name}", value.float(), prog_bar=stage == "val", sync_dist=True)
             if hasattr(metric, "figure") and not self.trainer.sanity_checking:
                 publish_figure(self.trainer, f"{stage}/{name}", metric.figure())
             metric.reset()

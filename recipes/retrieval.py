@@ -13,6 +13,7 @@ from trainkit.metrics import MeanReciprocalRank, RecallAtK
 
 from ._match_auroc import MatchAUROC
 from ._module import RecipeModule
+from ._optimizer import adamw
 from .data.bags import Bag
 from .data.corpus import Corpus, Split
 
@@ -20,11 +21,6 @@ __all__ = ["RetrievalModule"]
 
 BLOCK = 1024
 """Keys that are encoded at once."""
-
-
-def adamw(params: Any) -> torch.optim.Optimizer:
-    """AdamW in one kernel, with the usual learning rate of the recipe."""
-    return torch.optim.AdamW(params, lr=1e-3, fused=True)
 
 
 class RetrievalModule(RecipeModule):

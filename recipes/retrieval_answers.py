@@ -1,16 +1,13 @@
 """What the retrieval recipe answers."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from ._files import write_whole
+from ._files import write_predictions
 
 __all__ = ["RetrievalAnswers"]
 
@@ -50,14 +47,5 @@ class RetrievalAnswers(Callback):
                 print(f"\n{row['query']}")
                 print("\n".join(f"  {a['probability']:8.2%}  {a['name']}" for a in row["answers"]))
             return
-        gathered: list[Any] = [rows]
-        if trainer.world_size > 1:
-            gathered = [None] * trainer.world_size
-            torch.distributed.all_gather_object(gathered, rows)
-        # Ranks took rows in turn.
-        most = max(map(len, gathered))
-        ordered = [part[i] for i in range(most) for part in gathered if i < len(part)]
-        path = Path(trainer.log_dir or trainer.default_root_dir) / "predictions.jsonl"
-        if trainer.is_global_zero:
-            write_whole(path, "".join(json.dumps(row) + "\n" for row in ordered))
-        rank_zero_info(f"{len(ordered):,} queries answered in {path}")
+        count, path = write_predictions(trainer, rows)
+        rank_zero_info(f"{count:,} queries answered in {path}")

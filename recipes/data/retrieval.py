@@ -11,6 +11,7 @@ from trainkit.data import IndexSampler, ResumableLoader
 
 from .corpus import Corpus
 from .errors import DataError
+from .loaders import in_order
 from .ngrams import hashed_ngrams
 from .pairs import read_pairs, read_wordnet
 from .sets import locate
@@ -83,12 +84,7 @@ class RetrievalData(LightningDataModule):
         return {"query": hashed_ngrams(texts).pick(range(len(texts))), "text": texts}
 
     def _held_out(self, rows: list[int]) -> DataLoader[Any]:
-        sampler = IndexSampler(rows, self.batch_size, shuffle=False, even=False)
-        share = self.batch_size // (self.trainer.world_size if self.trainer else 1)
-        loaded: Any = rows
-        return DataLoader(
-            loaded, batch_size=share, sampler=sampler, collate_fn=self.corpus.batch, num_workers=self.num_workers
-        )
+        return in_order(rows, self.batch_size, self.trainer, self.corpus.batch, self.num_workers)
 
     def train_dataloader(self) -> ResumableLoader:
         return ResumableLoader(
