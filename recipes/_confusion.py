@@ -11,6 +11,8 @@ __all__ = ["Accuracy", "BalancedAccuracy"]
 
 SHOWN = 20
 """Classes of which the whole table can be read."""
+LETTERS = 8
+"""Letters of a name that there is room for."""
 
 
 class Accuracy(MulticlassConfusionMatrix):
@@ -42,7 +44,8 @@ class BalancedAccuracy(MulticlassConfusionMatrix):
         """Table of true against predicted classes and the recall of each; all ranks call it together."""
         self.compute()
         shares = self.shares.tolist()
-        names = tuple(map(str, range(len(shares)) if self.classes is None else self.classes))
+        told = range(len(shares)) if self.classes is None else self.classes
+        names = tuple(name if len(name) <= LETTERS else f"{name[: LETTERS - 1]}…" for name in map(str, told))
         places = range(len(shares))
         bars = Bars(tuple(i - 0.4 for i in places), tuple(i + 0.4 for i in places), tuple(shares[i][i] for i in places))
         recalls = Axes((bars,), title="Recall by class", x_label="class", y_label="recall", y_range=(0.0, 1.0))

@@ -19,8 +19,9 @@ class ClassificationModule(RecipeModule):
     """A network that gives a logit for each class.
 
     Batches are mappings with the rows ``x``, ``target`` and ``index``. Loss and metrics get by name what they ask for:
-    ``logits``, also as ``input``, the name of losses of torch; ``probs``, also as ``preds``, the name of torchmetrics;
-    ``target`` and ``index``. The logged ``val/loss`` and ``test/loss`` are means over rows, whatever batches and ranks.
+    ``logits``, ``target`` and ``index``; the logits also as ``input``, which losses of torch call them; metrics also
+    ``probs``, as ``preds`` too, which torchmetrics calls them. The logged ``val/loss`` and ``test/loss`` are means of
+    what the loss gives for each row, class weights included, whatever the batches and ranks.
 
     Args:
         network: Gives logits of shape (N, C). One with a method ``build(in_shape, num_classes)``, as ``ConvNet`` and

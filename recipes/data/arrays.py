@@ -1,6 +1,7 @@
 """Rows in the arrays of an .npz file."""
 
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ CHANNELS = (1, 3, 4)
 def _load(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path}: is no .npz file that can be read: save arrays with numpy.savez")
     try:
         with np.load(path, allow_pickle=False) as arrays:
             names = [name for name in ("X", "y", "Xt", "yt") if name in arrays.files]
             there = ", ".join(arrays.files) or "none"
             return {name: _array(path, arrays, name) for name in names} | {"": there}
-    except (OSError, EOFError, zipfile.BadZipFile, ValueError, AttributeError) as error:
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, ValueError, RuntimeError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: is no .npz file that can be read: {error}") from error

@@ -9,6 +9,7 @@ import torchmetrics.classification
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 from trainkit.recipes import MLP, ClassificationData, ClassificationModule, ConvNet
+from trainkit.recipes._confusion import BalancedAccuracy
 from trainkit.recipes.data.augment import flip_and_shift
 from trainkit.recipes.data.errors import DataError
 from trainkit.recipes.data.stratified import stratified
@@ -198,6 +199,28 @@ def test_a_network_with_another_head_is_refused(npz, tmp_path):
         fit(tmp_path, data, module(data, network))
 
 
+def test_plain_loaders_and_a_network_of_ones_own(tmp_path):
+    x, y = arrays()
+    rows = [{"x": torch.tensor(x[i] / 255).float(), "target": int(y[i]), "index": i} for i in range(len(y))]
+    network = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 3))
+    model = ClassificationModule(network, FocalLoss(), num_classes=3, warmup=None)
+    with quiet():
+        trainer = trainer_in(tmp_path, max_epochs=1)
+        trainer.fit(model, torch.utils.data.DataLoader(rows, 9), torch.utils.data.DataLoader(rows, 9))
+    figure = json.loads((tmp_path / "figures" / "val-balanced_accuracy.json").read_text())
+    assert figure["axes"][0]["marks"][0]["rows"] == ["0", "1", "2"]
+
+
+def test_many_classes_have_recalls_and_no_table():
+    metric = BalancedAccuracy(30)
+    logits, target = torch.eye(30)[torch.arange(40) % 20], torch.arange(40) % 25
+    metric.update(logits, target)
+    counts = torch.tensor([float((target[logits.argmax(1) == k] == k).sum()) for k in range(25)])
+    torch.testing.assert_close(metric.compute(), (counts / target.bincount()).double().mean())
+    (recalls,) = metric.figure().axes
+    assert recalls.title == "Recall by class"
+
+
 def test_networks_need_to_be_built():
     with pytest.raises(RuntimeError, match="MLP: call build"):
         MLP()(torch.zeros(1, 4))
@@ -224,8 +247,10 @@ def test_digits_are_split_sixty_twenty_twenty():
     assert {name: len(rows) for name, rows in splits.items()} == {"train": 1079, "val": 359, "test": 359}
 
 
-def test_rows_are_normalised_by_those_to_train_on(npz):
+def test_rows_are_normalised_by_those_to_train_on(npz, caplog):
+    caplog.set_level("INFO", "lightning.pytorch.utilities.rank_zero")
     ready = ClassificationData(path=npz(), limit_train=40, batch_size=8).ready
+    assert "90 rows in 3 classes; 40 train, 18 val, 18 test (limit_train=40)" in caplog.text
     x = ready.batch(ready.splits["train"])["x"]
     assert x.shape == (40, 1, SIDE, SIDE)
     assert abs(float(x.mean())) < 1e-5
@@ -281,6 +306,17 @@ def test_wrong_arrays_are_named(npz, changed, text):
     assert str(error.value).startswith(f"{path}: {text}")
 
 
+def test_a_damaged_file_is_named(npz):
+    path = npz()
+    whole = path.read_bytes()
+    for place in range(40, len(whole), 97):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+        try:
+            ClassificationData(path=path, batch_size=8).setup("fit")
+        except DataError as error:
+            assert str(error).startswith(f"{path}: ")  # noqa: PT017
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -303,7 +339,7 @@ def test_other_wrong_paths_are_named(npz, tmp_path):
     (tmp_path / "rows.csv").write_text("a,b")
     told = {
         "none.npz": "there is no such file or folder",
-        "text.npz": "is no .npz file that can be read: ",
+        "text.npz": "is no .npz file that can be read: save arrays with numpy.savez",
         "rows.csv": "must be a folder with one sub-folder a class, or an .npz file",
     }
     for name, text in told.items():
