@@ -51,7 +51,7 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[tuple[int, Mapping[str, 
                     raise DataError(f"{path}:{reader.line_num}: has more fields than the header")
                 yield reader.line_num, row
         except csv.Error as error:
-            raise DataError(f"{path}:{reader.line_num}: {error}") from error
+            raise DataError(f"{path}:{reader.reader.line_num}: {error}") from error
 
 
 def _field(path: Path, number: int, row: Mapping[str, object], name: str) -> str:

@@ -6,18 +6,18 @@ import pytest
 
 from trainkit.cli.main import main
 
-WORDS = "amber birch cedar delta ember fjord grove heath inlet jetty knoll ledge marsh north ocean plain quay ridge".split()
+WORDS = [f"{left}{right}" for left in ("am", "bi", "ce", "del", "em", "fjo") for right in ("ber", "rch", "dar")]
 
 
 @pytest.fixture(scope="session")
 def pairs_file(tmp_path_factory):
-    """Pairs whose key holds the words of the query among others; groups of three."""
+    """Pairs whose key spells the words of the query backwards, among others; groups of three."""
     draw = random.Random(0)
     path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
     with path.open("w") as file:
         for row in range(330):
             words = draw.sample(WORDS, 4)
-            key = [*words, *draw.sample(WORDS, 2), str(row)]
+            key = [word[::-1] for word in [*words, draw.choice(WORDS)]]
             draw.shuffle(key)
             line = {"query": f"{' '.join(words)} of {row}", "key": "_".join(key), "group": f"g{row // 3}"}
             file.write(json.dumps(line) + "\n")

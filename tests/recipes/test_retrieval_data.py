@@ -1,11 +1,10 @@
-"""The data of the retrieval recipe: what is hashed, how rows are split, and what is said of files that can't be read."""
+"""The data of the retrieval recipe: what is hashed, how rows are split, what is said of files that can't be read."""
 
 import collections
 import math
 
 import pytest
 import torch
-
 from trainkit.recipes.data.errors import DataError
 from trainkit.recipes.data.ngrams import hashed_ngrams
 from trainkit.recipes.data.pairs import Pair, read_pairs, read_wordnet
@@ -155,7 +154,9 @@ def test_splits_share_no_group_and_no_id():
     ids = [row % 150 for row in range(200)]
     splits = split_groups(groups, ids, 20, 30, seed=1)
     found = {name: {groups[row] for row in rows} for name, rows in splits._asdict().items()}
-    assert not (found["train"] & found["val"] or found["train"] & found["test"] or found["val"] & found["test"])
+    assert not (found["train"] & found["val"])
+    assert not (found["train"] & found["test"])
+    assert not (found["val"] & found["test"])
     known = {name: [ids[row] for row in rows] for name, rows in splits._asdict().items()}
     assert not set(known["train"]) & (set(known["val"]) | set(known["test"]))
     assert not set(known["val"]) & set(known["test"])
@@ -167,7 +168,7 @@ def test_splits_share_no_group_and_no_id():
 
 
 def test_an_empty_split_is_named():
-    with pytest.raises(DataError, match="the val split is empty: 2 rows in 2 groups, val_size=1, test_size=1"):
+    with pytest.raises(DataError, match="the train split is empty: 2 rows in 2 groups, val_size=1, test_size=1"):
         split_groups(["a", "b"], [0, 0], 1, 1, 0)
 
 

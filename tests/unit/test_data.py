@@ -100,8 +100,18 @@ class KilledError(Exception):
     pass
 
 
-def fit(data, folder, callbacks=(), ckpt_path=None, seeds=SEEDS, **options):
-    net = Net()
+class Scheduled(Net):
+    """Asks for the number of steps, for which Lightning sets up the loaders before it reads the checkpoint."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        steps = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def fit(data, folder, callbacks=(), ckpt_path=None, seeds=SEEDS, net=Net, **options):
+    net = net()
     usual = {"max_epochs": EPOCHS, "accumulate_grad_batches": 2, "accelerator": "cpu", "devices": 1}
     logger = logging.getLogger("lightning.pytorch")
     logger.setLevel(logging.ERROR)
@@ -149,6 +159,13 @@ def resumed(batches, folder, data, **options):
 @pytest.mark.parametrize("batches", range(2, BATCHES, 2))
 def test_resume_in_mid_epoch_and_at_its_end_is_bitwise(batches, straight, tmp_path):
     assert same(resumed(batches, tmp_path, Data()), straight)
+
+
+@pytest.mark.parametrize("batches", [2, 8])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_where_the_schedule_asks_for_the_number_of_steps(batches, workers, tmp_path):
+    whole = fit(Data(), tmp_path, net=Scheduled)
+    assert same(resumed(batches, tmp_path, Data(workers=workers), net=Scheduled), whole)
 
 
 class Plain(Data):

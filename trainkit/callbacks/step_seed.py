@@ -14,7 +14,8 @@ class StepSeed(Callback):
     """Seed every training batch from seed, rank and step, so that dropout is the same after a resume.
 
     Use it with :class:`~trainkit.data.ResumableLoader`, which does the same for what is drawn while rows are loaded;
-    with both, a run that was killed ends with the weights of one that was not. It comes first in the list of callbacks.
+    with both, a run that was killed ends with the weights of one that was not, also if ``configure_optimizers`` asks
+    for ``trainer.estimated_stepping_batches``. It comes first in the list of callbacks.
 
     Args:
         seed: Start of the numbers, >= 0.
@@ -40,6 +41,11 @@ class StepSeed(Callback):
     def state_key(self) -> str:
         """Key of the state in a checkpoint, by which Lightning also reports a resume with another seed."""
         return self._generate_state_key(seed=self.seed)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A schedule that asked for ``estimated_stepping_batches`` had the loaders set up before the checkpoint was
+        # read, and Lightning tells them where they were only when it sets them up.
+        trainer.fit_loop._load_combined_loader_states()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         seed_everywhere(derive_seed("step", self.seed, trainer.global_rank, trainer.global_step, batch_idx))

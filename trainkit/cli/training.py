@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,14 @@ CHECKPOINTS = "checkpoints"
 LOAD_FAULT = "Error(s) in loading state_dict"
 NOISE = ("Does not validate", "Subtypes:", "Errors:", "Expected a <class 'NoneType'>", "Given value")
 """Starts of lines of jsonargparse's errors on optional arguments."""
+OTHERS_WARNINGS = (
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"By default only one JsonargparseDeprecationWarning",
+    r"(.|\n)*was deprecated in v4\.\d+\.\d+ and will be removed in v5",
+)
+"""What Lightning's own use of torch and jsonargparse makes these say; nothing that a caller could change."""
+NOT_TRAINING = (r"The dirpath has changed",)
+"""What ModelCheckpoint says of a run that was moved, where it writes nothing."""
 SHOWN = 3
 """Keys of a foreign checkpoint that are named at most."""
 
@@ -47,7 +56,9 @@ def run(args: list[str]) -> int:
     # Lightning starts the processes of other ranks with the arguments of this one.
     sys.argv = [given[0], *command]
     try:
-        with _short_faults(args[0]) as faults:
+        with _short_faults(args[0]) as faults, warnings.catch_warnings():
+            for text in (*OTHERS_WARNINGS, *(() if args[0] == "fit" else NOT_TRAINING)):
+                warnings.filterwarnings("ignore", message=rf"\s*{text}")
             _lightning()
     finally:
         sys.argv = given
