@@ -12,7 +12,7 @@ from trainkit.callbacks import publish_figure
 from trainkit.losses import bind
 from trainkit.optim import param_groups
 
-from ._schedule import total_steps, warmup_cosine
+from ._schedule import warmup_cosine
 
 __all__ = ["RecipeModule"]
 
@@ -76,5 +76,5 @@ class RecipeModule(LightningModule):
         optimizer = self.optimizer(param_groups(self, weight_decay=self.weight_decay))
         if self.warmup is None:
             return optimizer
-        schedule = warmup_cosine(optimizer, self.warmup, total_steps(self.trainer))
+        schedule = warmup_cosine(optimizer, self.warmup, int(self.trainer.estimated_stepping_batches))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -2,20 +2,10 @@
 
 import math
 
-from lightning.pytorch import Trainer
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-__all__ = ["total_steps", "warmup_cosine"]
-
-
-def total_steps(trainer: Trainer) -> int:
-    """Steps of the whole run, also after a resume."""
-    steps = int(trainer.estimated_stepping_batches)
-    # To count, Lightning sets the loader up; it would then not do so again once a checkpoint has been read, and the
-    # loader would not learn where in the epoch it was.
-    trainer.fit_loop._combined_loader = None
-    return steps
+__all__ = ["warmup_cosine"]
 
 
 def warmup_cosine(optimizer: Optimizer, warmup: float, steps: int) -> LambdaLR:
