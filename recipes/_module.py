@@ -8,8 +8,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from trainkit.binding import bind
 from trainkit.callbacks import publish_figure
-from trainkit.losses import bind
 from trainkit.optim import param_groups
 
 from ._schedule import warmup_cosine

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trainkit.binding import bind
 from trainkit.calibration.metrics import NegativeLogLikelihood
-from trainkit.losses import bind
 
 __all__ = ["MeanLoss", "row_losses"]
 

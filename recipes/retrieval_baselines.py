@@ -82,4 +82,4 @@ class RetrievalBaselines(Callback):
         module: Any = pl_module
         found = {"n-grams": recalls(ngram_cosines(*module.corpus.bags(module.corpus.splits.test)))}
         for name, values in {**found, **({"untrained": self.untrained} if self.untrained else {})}.items():
-            pl_module.log_dict({f"test/{metric} {name}": value for metric, value in values.items()})
+            pl_module.log_dict({f"test/{metric} {name}": value for metric, value in values.items()}, sync_dist=True)

@@ -72,7 +72,7 @@ def test_wrong_calls_say_so_in_a_few_lines_and_leave_nothing(run, pairs_file, tm
     (tmp_path / "few.jsonl").write_text('{"query": "x y", "key": "z"}\n')
     calls = {
         ("fit", "--config", "retrieval/infonce"): (2, "did you mean retrieval/info_nce"),
-        (*fit, "--model.loss.temprature=3"): (2, "Option 'temprature' is not accepted"),
+        (*fit, "--model.loss.tau=3"): (2, "Option 'tau' is not accepted"),
         (*fit, "--model.lr=3"): (2, "Option 'lr' is not accepted"),
         (*fit, "--trainer.max_epoch=3"): (2, "--trainer.max_epoch=3"),
         (*fit, "--data.batch_size=many"): (2, "Expected a <class 'int'>. Got value: many"),
