@@ -19,7 +19,7 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 def _digits() -> Labelled:
     try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped,unused-ignore]
+        from sklearn.datasets import load_digits
     except ImportError as error:
         raise DataError("data set 'digits' needs scikit-learn: pip install 'trainkit[data]'") from error
     images, labels = load_digits(return_X_y=True)
