@@ -179,7 +179,7 @@ def test_early_stopping_and_checkpoints_see_the_value_of_their_epoch_wherever_th
 def test_the_diagram_is_published_and_values_reach_the_logger(tmp_path):
     net = Net()
     trainer = fit(net, [CalibrationMonitor(n_bins=4)], tmp_path, max_epochs=1, logger=CSVLogger(tmp_path))
-    (path,) = tmp_path.rglob("val_reliability*.json")
+    (path,) = tmp_path.rglob("calibration-val_reliability.json")
     diagram = ReliabilityDiagram(n_bins=4)
     diagram.update(*net.rows_seen())
     counts = json.loads(path.read_text())["axes"][1]["marks"][0]["height"]
