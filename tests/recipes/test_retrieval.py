@@ -42,6 +42,7 @@ def test_fit_predict_and_test_from_the_command_line(run, pairs_file, tmp_path):
     assert float(table["test/R@10"]) > 0.6
     assert {"test/R@1 n-grams", "test/MRR", "test/AUROC", "posthoc/test_nll_after"} <= table.keys()
     assert float(table["posthoc/test_nll_after"]) < float(table["posthoc/test_nll_before"])
+    assert "report: runs/retrieval/version_0/report.html\n" in out
     page = (folder / "report.html").read_text()
     for words in ("val/R@10", "test/R@1 untrained", "ROC curve", "Reliability", "train/loss", "InfoNCELoss"):
         assert words in page

@@ -188,12 +188,17 @@ def _lightning() -> None:
 
         def after_fit(self) -> None:
             trainer: Any = self.trainer
-            if not (getattr(self.model, "test_after_fit", False) and not trainer.fast_dev_run):
+            if trainer.fast_dev_run:
                 return
-            best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+            if getattr(self.model, "test_after_fit", False):
+                best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+                if trainer.is_global_zero:
+                    print(f"\nOn the test split, with the weights of {best or 'the last step'}:")
+                trainer.test(self.model, datamodule=self.datamodule, ckpt_path="best" if best else None)
+            folder = trainer.log_dir or trainer.default_root_dir
             if trainer.is_global_zero:
-                print(f"\nThe best weights on the test split ({best or 'those of the last step'}):")
-            trainer.test(self.model, datamodule=self.datamodule, ckpt_path="best" if best else None)
+                print(f"report: {folder}/report.html")
+                print(f"go on:  trainkit predict --config {folder}/config.yaml --ckpt_path best")
 
     CommandLine(
         LightningModule,
