@@ -7,10 +7,12 @@ import torch
 from tests.golden.bind import golden
 from trainkit.losses import (
     CombinedLoss,
+    DualFocalLoss,
     FocalLoss,
     Ramp,
     SigmoidFocalLoss,
     SmoothedCrossEntropyLoss,
+    dual_focal_loss,
     focal_loss,
     sigmoid_focal_loss,
     smoothed_cross_entropy_loss,
@@ -60,6 +62,17 @@ def focal_reference(logits, target, gamma=2.0, alpha=None, reduction="mean"):
         factor = alpha or [1.0] * len(z)
         t = distribution(t, len(z))
         rows.append(sum(t[k] * factor[k] * (1 - math.exp(log_p[k])) ** gamma * -log_p[k] for k in range(len(z))))
+    value = reduced(rows, [1.0] * len(rows), reduction)
+    return reshaped(value, target) if reduction == "none" else value
+
+
+def dual_focal_reference(logits, target, gamma=5.0, alpha=None, reduction="mean"):
+    rows = []
+    for z, y in positions(logits, target):
+        log_p = log_softmax(z)
+        runner_up = max((math.exp(log_p[k]) for k in range(len(z)) if z[k] < z[y]), default=0.0)
+        factor = alpha[y] if alpha else 1.0
+        rows.append(factor * (1 - math.exp(log_p[y]) + runner_up) ** gamma * -log_p[y])
     value = reduced(rows, [1.0] * len(rows), reduction)
     return reshaped(value, target) if reduction == "none" else value
 
@@ -173,6 +186,27 @@ SPECS = (
             BadCall(ValueError, "sum to 1, got 2.5", inputs={"target": torch.full((4, 5), 0.5)}),
         ),
         seeds=("focal",),
+    ),
+    LossSpec(
+        cls=DualFocalLoss,
+        function=dual_focal_loss,
+        configs=(
+            {},
+            {"gamma": 0.5, "alpha": ALPHA},
+            {"gamma": 2.0, "reduction": "sum"},
+            {"gamma": 0.0, "reduction": "none"},
+        ),
+        kinds={1: "dense", 3: "dense"},
+        golden=golden("DualFocalLoss"),
+        reference=dual_focal_reference,
+        invariances=(SHIFT,),
+        errors=(
+            BadCall(ValueError, "gamma must be >= 0, got -1.0", {"gamma": -1.0}),
+            BadCall(ValueError, "alpha must have 5 entries, one for each class, got 2", {"alpha": [0.5, 0.5]}),
+            BadCall(TypeError, "target must hold class indices, got", inputs={"target": torch.full((4, 5), 0.2)}),
+            BadCall(ValueError, "target must be in [0, 5)", inputs={"target": BAD_TARGET}),
+        ),
+        seeds=("003.29",),
     ),
     LossSpec(
         cls=SigmoidFocalLoss,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainkit.losses import FocalLoss, SigmoidFocalLoss, SmoothedCrossEntropyLoss
+from trainkit.losses import DualFocalLoss, FocalLoss, SigmoidFocalLoss, SmoothedCrossEntropyLoss
 
 
 def tensors(inputs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -28,6 +28,11 @@ def evaluate(module: nn.Module, inputs: Mapping[str, Any], *wanted: str) -> dict
 def focal(record):
     p = record["params"]
     return evaluate(FocalLoss(gamma=p["gamma"], alpha=p["alpha"], reduction=p["reduction"]), record["inputs"], "logits")
+
+
+def dual_focal(record):
+    p = record["params"]
+    return evaluate(DualFocalLoss(gamma=p["gamma"], reduction=p["reduction"]), record["inputs"], "logits")
 
 
 def sigmoid_focal(record):
@@ -53,6 +58,7 @@ def smoothed(mode):
 NAMES = {
     "FocalLoss softmax": focal,
     "FocalLoss softmax saturated": focal,
+    "DualFocalLoss": dual_focal,
     "SigmoidFocalLoss": sigmoid_focal,
     "SigmoidFocalLoss extreme logits, gamma 0.5": sigmoid_focal,
     "LabelSmoothingCrossEntropy(q=(1-e)onehot+e/K)": smoothed("inclusive"),

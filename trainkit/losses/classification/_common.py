@@ -1,14 +1,23 @@
-"""What the losses on class logits share: checks, ignored targets, hard and soft targets."""
+"""What the losses on class logits share: checks, factors of classes, ignored targets, hard and soft targets."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trainkit._core.checks import check_floating, check_same_shape, check_values, reject, values_checked
+from trainkit._core.checks import (
+    check_floating,
+    check_length,
+    check_number,
+    check_same_shape,
+    check_values,
+    reject,
+    values_checked,
+)
 from trainkit._core.reduction import target_weights
 
-__all__ = ["ClassTargets", "check_class_inputs", "check_weighting", "class_targets"]
+__all__ = ["ClassTargets", "check_alpha", "check_class_inputs", "check_weighting", "class_alpha", "class_targets"]
 
 PROBABILITY_SLACK = 1e-2
 """How far from one a row of probabilities may sum: what rounding to bf16 can do."""
@@ -65,8 +74,10 @@ def check_class_inputs(
     mask: Tensor | None,
     ignore_index: int,
     validate_args: bool,
+    *,
+    soft: bool = True,
 ) -> None:
-    """Check logits of classes against indices or probabilities."""
+    """Check logits of classes against indices or, if ``soft``, probabilities."""
     check_floating(owner, logits=logits)
     if not isinstance(target, Tensor):
         reject(owner, "target", "be a tensor", target, TypeError)
@@ -74,6 +85,8 @@ def check_class_inputs(
         reject(owner, "logits", "have shape (N, C, ...) or (C,)", logits)
     dim = 0 if logits.dim() == 1 else 1
     positions = tuple(logits.shape[:dim]) + tuple(logits.shape[dim + 1 :])
+    if target.dtype == torch.bool or (target.is_floating_point() and not soft):
+        reject(owner, "target", f"hold class indices{' or probabilities' if soft else ''}", target, TypeError)
     rules = check_weighting(owner, "the targets", positions, weight, mask)
     if target.is_floating_point():
         check_same_shape(owner, "logits, since it holds probabilities", logits.shape, target=target)
@@ -83,14 +96,38 @@ def check_class_inputs(
             ("target", "hold probabilities that sum to 1", sums, (sums - 1).abs() <= PROBABILITY_SLACK),
         ]
     else:
-        if target.dtype == torch.bool:
-            reject(owner, "target", "hold class indices or probabilities", target, TypeError)
         check_same_shape(owner, "logits without the class dimension", positions, target=target)
         classes = logits.shape[dim]
         valid = ((target >= 0) & (target < classes)) | (target == ignore_index)
         rules.append(("target", f"be in [0, {classes}) or equal ignore_index={ignore_index}", target, valid))
     if values_checked(validate_args):
         check_values(owner, *rules)
+
+
+def check_alpha(owner: str, alpha: float | Sequence[float] | Tensor | None) -> None:
+    """Check a factor for each class, or one number for two classes."""
+    if isinstance(alpha, (int, float)):
+        check_number(owner, "alpha", alpha, minimum=0, maximum=1)
+    elif alpha is not None:
+        entries = torch.as_tensor(alpha, dtype=torch.float64)
+        if entries.dim() != 1:
+            reject(owner, "alpha", "be a number or have one entry for each class", entries)
+        if not torch.compiler.is_compiling():
+            check_values(owner, ("alpha", "be finite and >= 0", entries, entries.isfinite() & (entries >= 0)))
+
+
+def class_alpha(owner: str, alpha: float | Sequence[float] | Tensor | None, logits: Tensor) -> Tensor | None:
+    """Alpha as a vector with one entry a class; a single number is that of class 1 of two."""
+    if alpha is None:
+        return None
+    classes = logits.shape[0 if logits.dim() == 1 else 1]
+    if isinstance(alpha, (int, float)):
+        if classes != 2:
+            reject(owner, "alpha", f"have {classes} entries, one for each class", alpha)
+        alpha = (1 - alpha, alpha)
+    vector = torch.as_tensor(alpha, dtype=torch.float64, device=logits.device)
+    check_length(owner, "alpha", vector, classes, "class")
+    return vector
 
 
 def class_targets(

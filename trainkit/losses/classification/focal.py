@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from trainkit._core.checks import check_flag, check_length, check_number, check_values, reject
+from trainkit._core.checks import check_flag, check_number
 from trainkit._core.loss import Loss
 from trainkit._core.numerics import fp32_region, log1m_softmax
 from trainkit._core.reduction import check_reduction, reduce
 from trainkit._core.typing import Reduction
 from trainkit.distributed import reduce_over_ranks
-from trainkit.losses.classification._common import check_class_inputs, class_targets
+from trainkit.losses.classification._common import check_alpha, check_class_inputs, class_alpha, class_targets
 
 __all__ = ["FocalLoss", "focal_loss"]
 
@@ -19,14 +18,7 @@ __all__ = ["FocalLoss", "focal_loss"]
 def _check(owner: str, gamma: float, alpha: float | Sequence[float] | Tensor | None, detach_weight: bool) -> None:
     check_number(owner, "gamma", gamma, minimum=0)
     check_flag(owner, detach_weight=detach_weight)
-    if isinstance(alpha, (int, float)):
-        check_number(owner, "alpha", alpha, minimum=0, maximum=1)
-    elif alpha is not None:
-        entries = torch.as_tensor(alpha, dtype=torch.float64)
-        if entries.dim() != 1:
-            reject(owner, "alpha", "be a number or have one entry for each class", entries)
-        if not torch.compiler.is_compiling():
-            check_values(owner, ("alpha", "be finite and >= 0", entries, entries.isfinite() & (entries >= 0)))
+    check_alpha(owner, alpha)
 
 
 @fp32_region
@@ -53,20 +45,6 @@ def _rows(
     return t.weights * t.pick(per_class), t.weights
 
 
-def _class_alpha(owner: str, alpha: float | Sequence[float] | Tensor | None, logits: Tensor) -> Tensor | None:
-    """Alpha as a vector with one entry a class; a single number is that of class 1 of two."""
-    if alpha is None:
-        return None
-    classes = logits.shape[0 if logits.dim() == 1 else 1]
-    if isinstance(alpha, (int, float)):
-        if classes != 2:
-            reject(owner, "alpha", f"have {classes} entries, one for each class", alpha)
-        alpha = (1 - alpha, alpha)
-    vector = torch.as_tensor(alpha, dtype=torch.float64, device=logits.device)
-    check_length(owner, "alpha", vector, classes, "class")
-    return vector
-
-
 def focal_loss(
     logits: Tensor,
     target: Tensor,
@@ -84,7 +62,7 @@ def focal_loss(
     _check("focal_loss", gamma, alpha, detach_weight)
     check_reduction("focal_loss", reduction)
     check_class_inputs("focal_loss", logits, target, weight, mask, ignore_index, validate_args)
-    vector = _class_alpha("focal_loss", alpha, logits)
+    vector = class_alpha("focal_loss", alpha, logits)
     rows, weights = _rows(
         logits, target, weight, mask, gamma=gamma, alpha=vector, detach_weight=detach_weight, ignore_index=ignore_index
     )
@@ -172,7 +150,7 @@ class FocalLoss(Loss):
             weight,
             mask,
             gamma=self.gamma,
-            alpha=_class_alpha("FocalLoss", self.alpha, logits),
+            alpha=class_alpha("FocalLoss", self.alpha, logits),
             detach_weight=self.detach_weight,
             ignore_index=self.ignore_index,
         )
