@@ -71,9 +71,9 @@ def dual_focal_loss(
 class DualFocalLoss(Loss):
     r"""Focal loss that also widens the lead of the target over the class ranked next below it.
 
-    Use it for calibration where the focal loss overshoots into under-confidence: the term of the runner-up keeps up
-    the push of the target away from it. Where plain cross-entropy is not over-confident, as with noisy labels, expect
-    no gain.
+    Use it for calibration where the focal loss overshoots into under-confidence: the factor stays large while the
+    runner-up q is close to the target. Where plain cross-entropy is not over-confident, as with noisy labels, expect no
+    gain.
 
     .. math::
 
