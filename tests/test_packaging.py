@@ -70,7 +70,7 @@ def test_wheel_holds_the_package_and_nothing_beside_it(tmp_path):
             ("configs", "trainkit/configs"),
         )
         for file in (ROOT / folder).rglob("*")
-        if file.suffix in {".py", ".yaml", ".typed"}
+        if file.suffix in {".py", ".yaml", ".typed", ".json"}
     }
     assert {name for name in files if name.startswith("trainkit/")} == shipped
     assert {"trainkit/py.typed", "trainkit/recipes/__init__.py", "trainkit/configs/__init__.py"} <= shipped

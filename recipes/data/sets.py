@@ -81,6 +81,17 @@ SETS = {
         "numpy.savez_compressed of X, y (1,000 training images a class as uint8, and labels), Xt, yt (200 test images "
         "a class), drawn with default_rng(0)",
     ),
+    "resnet20_logits": DataSet(
+        "claim temperature_scaling_ece",
+        "10,000 rows of logits in 10 classes: ResNet-20 on the test images of CIFAR-10",
+        "weights resnet20-12fca82f.th of akamaster/pytorch_resnet_cifar10 at d5489e89",
+        "BSD-2-Clause",
+        "resnet20_cifar10_logits_akamaster.npz",
+        375803,
+        "06663179198f5cb29f75fe46b83932b7e3d271716b3aca4b5dbbe64093e4b0c2",
+        "numpy.savez_compressed of logits (float32) and y, the weights run on the 10,000 test images, normalised by mean "
+        "and deviation of ImageNet",
+    ),
 }
 
 

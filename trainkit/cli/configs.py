@@ -18,9 +18,10 @@ def folder() -> Path:
 
 
 def shipped() -> dict[str, Path]:
-    """The configs by name, such as ``retrieval/info_nce``."""
+    """The configs by name, such as ``retrieval/info_nce``; claims are none."""
     root = folder()
-    return {str(path.relative_to(root).with_suffix("").as_posix()): path for path in sorted(root.rglob("*.yaml"))}
+    paths = [path for path in sorted(root.rglob("*.yaml")) if path.parent != root / "claims"]
+    return {str(path.relative_to(root).with_suffix("").as_posix()): path for path in paths}
 
 
 def find(name: str) -> Path:

@@ -50,7 +50,7 @@ def run(namespace: argparse.Namespace) -> int:
     if namespace.search:
         parts = [part for part in parts if holds(part, namespace.search)]
     if namespace.write:
-        return write_table(namespace.write, catalogue.render_markdown(parts))
+        return write_table(namespace.write, catalogue.render_markdown(parts), START, END)
     if namespace.json:
         print(catalogue.to_json(parts))
     elif namespace.markdown:
@@ -76,13 +76,13 @@ def holds(part: "Entry", text: str) -> bool:
     return text.casefold() in "\n".join(words).casefold()
 
 
-def write_table(file: Path, table: str) -> int:
-    """Put ``table`` between the markers of ``file``; 2 where they are missing."""
+def write_table(file: Path, table: str, first: str, last: str) -> int:
+    """Put ``table`` between the lines ``first`` and ``last`` of ``file``; 2 where they are missing."""
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    before, start, rest = text.partition(START)
-    _, end, after = rest.partition(END)
+    before, start, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not (start and end):
-        print(f"trainkit list: {file} does not hold the lines {START} and {END}", file=sys.stderr)
+        print(f"trainkit: {file} does not hold the lines {first} and {last}", file=sys.stderr)
         return 2
     file.write_text(f"{before}{start}\n{table}\n{end}{after}", encoding="utf-8")
     return 0

@@ -5,11 +5,11 @@ import os
 import sys
 
 from trainkit import __version__
-from trainkit.cli import check, configs, data, listing, show, training
+from trainkit.cli import check, claim, configs, data, listing, show, training
 
 __all__ = ["main"]
 
-COMMANDS = (configs, data, listing, show, check)
+COMMANDS = (configs, data, listing, show, check, claim)
 
 
 def build_parser() -> argparse.ArgumentParser:
