@@ -8,10 +8,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from trainkit.optim import AdaBelief, LaProp, MVNGrad
 from trainkit.recipes.data.arrays import read_arrays
 from trainkit.recipes.data.sets import locate
+
+from trainkit.optim import AdaBelief, LaProp, MVNGrad
 
 __all__ = ["train"]
 

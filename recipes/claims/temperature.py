@@ -2,10 +2,10 @@
 
 import numpy as np
 import torch
+from trainkit.recipes.data.sets import locate
 
 from trainkit.calibration.calibrators import TemperatureScaling
 from trainkit.calibration.metrics import ECE, BrierScore, NegativeLogLikelihood
-from trainkit.recipes.data.sets import locate
 
 __all__ = ["score"]
 

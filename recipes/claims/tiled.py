@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from trainkit.losses import InfoNCELoss
 from trainkit.recipes.data.retrieval import RetrievalData
 from trainkit.recipes.encoders import DualEncoder
+
+from trainkit.losses import InfoNCELoss
 
 __all__ = ["train"]
 

@@ -89,8 +89,8 @@ SETS = {
         "resnet20_cifar10_logits_akamaster.npz",
         375803,
         "06663179198f5cb29f75fe46b83932b7e3d271716b3aca4b5dbbe64093e4b0c2",
-        "numpy.savez_compressed of logits (float32) and y, the weights run on the 10,000 test images, normalised by mean "
-        "and deviation of ImageNet",
+        "numpy.savez_compressed of logits (float32) and y, the weights run on the 10,000 test images, normalised by "
+        "mean and deviation of ImageNet",
     ),
 }
 

@@ -137,7 +137,9 @@ def _result(claim: Claim) -> dict[str, Any]:
 def _tried(claim: Claim, tune: Tune) -> Runs:
     """Runs of every arm with every value, on the seed that is for choosing."""
     tried: Runs = {name: [] for name in claim.arms}
-    jobs = [(name, arm.with_value(tune.parameter, v), tune.seed) for name, arm in claim.arms.items() for v in tune.values]
+    jobs = [
+        (name, arm.with_value(tune.parameter, v), tune.seed) for name, arm in claim.arms.items() for v in tune.values
+    ]
     for name, told in _made(f"{claim.name}, tuning", jobs):
         tried[name].append(told)
     return tried

@@ -130,7 +130,9 @@ def table(result: Mapping[str, Any]) -> str:
     for arm, value in result.get("tune", {}).get("chosen", {}).items():
         lines.append(f"  {result['tune']['parameter']} of {arm}, chosen on validation: {value}")
     seeds, minutes = len(result["seeds"]), result["cpu_seconds"] / 60
-    lines.append(f"  {result['verdict']}; {seeds} seeds, {minutes:.1f} CPU minutes, {result['commit']}, {result['date']}")
+    lines.append(
+        f"  {result['verdict']}; {seeds} seeds, {minutes:.1f} CPU minutes, {result['commit']}, {result['date']}"
+    )
     return "\n".join(lines)
 
 
