@@ -229,8 +229,17 @@ def test_saturated_logits_give_the_exact_values():
     assert rows.tolist() == [0.0, 10000.0]
 
 
-@pytest.mark.parametrize("loss", [FocalLoss(), DualFocalLoss(), SmoothedCrossEntropyLoss(), FocalLoss(alpha=WEIGHTS)])
-def test_nothing_of_an_ignored_row_reaches_value_or_gradient(loss, batch):
+@pytest.mark.parametrize(
+    ("loss", "rtol"),
+    [
+        (FocalLoss(), 0),
+        (FocalLoss(alpha=WEIGHTS), 0),
+        (SmoothedCrossEntropyLoss(), 0),
+        # The exponential of a whole vector may round otherwise than that of its rest, as which a row may come.
+        (DualFocalLoss(), 1e-14),
+    ],
+)
+def test_nothing_of_an_ignored_row_reaches_value_or_gradient(loss, rtol, batch):
     logits, target = batch
     logits = logits.clone()
     logits[1] = math.nan
@@ -239,8 +248,7 @@ def test_nothing_of_an_ignored_row_reaches_value_or_gradient(loss, batch):
     ignored[1] = -100
     mask = torch.tensor([True, True, False, True, True, True])
     keep = [0, 3, 4, 5]
-    # Not bit for bit: a vectorised exp may round the rows at the end of a tensor differently.
-    torch.testing.assert_close(loss(logits, ignored, mask=mask), loss(logits[keep], target[keep]), rtol=1e-14, atol=0)
+    torch.testing.assert_close(loss(logits, ignored, mask=mask), loss(logits[keep], target[keep]), rtol=rtol, atol=0)
     grad = gradient(loss, logits, ignored, mask=mask)
     assert not grad[[1, 2]].any()
     torch.testing.assert_close(grad[keep], gradient(loss, logits[keep], target[keep]))

@@ -187,18 +187,7 @@ def _lightning() -> None:
                 parser.link_arguments(f"data.{told}", f"model.init_args.{told}", apply_on="instantiate")
 
         def after_fit(self) -> None:
-            trainer: Any = self.trainer
-            if trainer.fast_dev_run:
-                return
-            if getattr(self.model, "test_after_fit", False):
-                best = getattr(trainer.checkpoint_callback, "best_model_path", "")
-                if trainer.is_global_zero:
-                    print(f"\nOn the test split, with the weights of {best or 'the last step'}:")
-                trainer.test(self.model, datamodule=self.datamodule, ckpt_path="best" if best else None)
-            folder = trainer.log_dir or trainer.default_root_dir
-            if trainer.is_global_zero:
-                print(f"report: {folder}/report.html")
-                print(f"go on:  trainkit predict --config {folder}/config.yaml --ckpt_path best")
+            _after_fit(self)
 
     CommandLine(
         LightningModule,
@@ -213,3 +202,19 @@ def _lightning() -> None:
         subclass_mode_data=True,
         auto_configure_optimizers=False,
     )
+
+
+def _after_fit(cli: Any) -> None:
+    """Test the best weights of a recipe, and say what the run has left where."""
+    trainer = cli.trainer
+    if trainer.fast_dev_run:
+        return
+    if getattr(cli.model, "test_after_fit", False):
+        best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+        if trainer.is_global_zero:
+            print(f"\nOn the test split, with the weights of {best or 'the last step'}:")
+        trainer.test(cli.model, datamodule=cli.datamodule, ckpt_path="best" if best else None)
+    folder = trainer.log_dir or trainer.default_root_dir
+    if trainer.is_global_zero:
+        print(f"report: {folder}/report.html")
+        print(f"go on:  trainkit predict --config {folder}/config.yaml --ckpt_path best")
