@@ -137,20 +137,17 @@ def read(path: Path) -> Claim:
     for name, direction in metrics.items():
         reader.choice(f"metrics.{name}", direction, DIRECTIONS)
     decides = told["decides"] if isinstance(told["decides"], list) else [told["decides"]]
+    reader.require("decides", bool(decides), "name one metric or more", decides)
     for name in decides:
         reader.choice("decides", name, metrics)
-    reader.choice("claimed", told["claimed"], arms)
     reader.require("arms", len(arms) > 1, "be two or more", list(arms))
+    reader.choice("claimed", told["claimed"], arms)
     seeds = reader.numbers("seeds", told["seeds"])
-    equal = all(metrics[name] == "equal" for name in decides)
-    reader.require(
-        "seeds", len(set(seeds)) == len(seeds) >= (1 if equal else 2), "be two or more, all different", seeds
-    )
+    least = 1 if all(metrics[name] == "equal" for name in decides) else 2
+    reader.require("seeds", len(set(seeds)) == len(seeds) >= least, f"be {least} or more, all different", seeds)
     tolerance = told.get("tolerance")
-    needed = "equal" in metrics.values()
-    reader.require(
-        "tolerance", isinstance(tolerance, int | float) == needed, "go with metrics that are equal", tolerance
-    )
+    right = isinstance(tolerance, int | float) == ("equal" in metrics.values())
+    reader.require("tolerance", right, "be a number where metrics are equal, and nowhere else", tolerance)
     tune = reader.tune(told["tune"], arms.values()) if "tune" in told else None
     sentence, claimed = " ".join(str(told["claim"]).split()), str(told["claimed"])
     return Claim(path.stem, path, sentence, arms, claimed, seeds, metrics, tuple(decides), tune, tolerance)
@@ -193,17 +190,15 @@ class _Reader:
         for key, told in (("run", common), (f"arms.{name}", own)):
             self.keys(key, told, RUN_KEYS, ())
             for kind, allowed in (("configs", list), ("options", list), ("function", str), ("arguments", dict)):
-                self.require(
-                    f"{key}.{kind}", isinstance(told.get(kind, allowed()), allowed), f"be a {allowed.__name__}", told
-                )
+                value = told.get(kind, allowed())
+                self.require(f"{key}.{kind}", isinstance(value, allowed), f"be a {allowed.__name__}", value)
         stacked, words = ([*common.get(key, []), *own.get(key, [])] for key in ("configs", "options"))
         function = own.get("function", common.get("function", ""))
         arguments = {**common.get("arguments", {}), **own.get("arguments", {})}
         fits, calls = bool(stacked), bool(function)
         self.require(f"arms.{name}", fits != calls, "have either configs or a function", {**common, **own})
-        self.require(
-            f"arms.{name}", not (arguments if fits else words), "have options to configs, arguments to a function", own
-        )
+        fitting = not (arguments if fits else words)
+        self.require(f"arms.{name}", fitting, "have options to configs, arguments to a function", own)
         self.require(f"arms.{name}.function", fits or ":" in function, "be package.module:function", function)
         return Arm(tuple(map(str, stacked)), tuple(map(str, words)), function, arguments)
 

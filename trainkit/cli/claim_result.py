@@ -129,10 +129,8 @@ def table(result: Mapping[str, Any]) -> str:
                 lines.append(f"    {one['claimed']} - {one['against']}: {_measured(one)}  ({one['verdict']}{decides})")
     for arm, value in result.get("tune", {}).get("chosen", {}).items():
         lines.append(f"  {result['tune']['parameter']} of {arm}, chosen on validation: {value}")
-    seeds, minutes = len(result["seeds"]), result["cpu_seconds"] / 60
-    lines.append(
-        f"  {result['verdict']}; {seeds} seeds, {minutes:.1f} CPU minutes, {result['commit']}, {result['date']}"
-    )
+    spent = f"{len(result['seeds'])} seeds, {result['cpu_seconds'] / 60:.1f} CPU minutes"
+    lines.append(f"  {result['verdict']}; {spent}, {result['commit']}, {result['date']}")
     return "\n".join(lines)
 
 

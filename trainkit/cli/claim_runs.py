@@ -112,11 +112,12 @@ def perform(arm: Arm, seed: int) -> dict[str, Any]:
         work = Path(name)
         before = os.times()
         with (work / "log.txt").open("wb") as log:
-            done = subprocess.run(_command(arm, seed, work), stdout=log, stderr=log, env=_environment(), check=False)
+            command = _command(arm, seed, work)
+            done = subprocess.run(command, stdout=log, stderr=log, env=_environment(), check=False)  # noqa: S603
         after = os.times()
         if done.returncode:
             lines = (work / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-            last = "\n  ".join(line for line in lines[-LAST_LINES:])
+            last = "\n  ".join(lines[-LAST_LINES:])
             raise ClaimError(f"a run failed with status {done.returncode}: {' '.join(done.args)}\n  {last}")
         values = _values(work)
     seconds = after.children_user + after.children_system - before.children_user - before.children_system
@@ -170,7 +171,8 @@ def _commit() -> str:
 
     def git(*words: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+            command = ["git", "-C", str(root), *words]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         except OSError:
             return None
         return None if done.returncode else done.stdout.strip()
