@@ -18,8 +18,8 @@ from trainkit.losses import InfoNCELoss
 __all__ = ["train"]
 
 TEMPERATURE = 0.05
-SHOWN = 5
-"""Points of the loss curve that are given, evenly spaced."""
+SHOWN = 2
+"""Points of the loss curve that are given after the first step, evenly spaced."""
 
 
 def train(

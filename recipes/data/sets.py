@@ -6,6 +6,7 @@ from pathlib import Path
 
 import trainkit
 
+from .cache import cache_folder as cache_folder
 from .errors import DataError
 
 __all__ = ["SETS", "DataSet", "cache_folder", "locate"]
@@ -118,11 +119,3 @@ def locate(name: str) -> Path:
         f"  file: {one.size:,} bytes, sha256 {one.sha256}\n"
         f"  made by: {one.convert}"
     )
-
-
-def cache_folder() -> Path:
-    """Folder for what is computed once: $TRAINKIT_CACHE, else trainkit in the user's cache folder."""
-    told = os.environ.get("TRAINKIT_CACHE")
-    if told:
-        return Path(told)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainkit"

@@ -176,7 +176,11 @@ def draw(result: Mapping[str, Any]) -> "Figure":
         differences = {
             f"{one['claimed']} - {one['against']}": one for one in result["comparisons"] if one["metric"] == metric
         }
-        for label, shown in ((metric, arms), ("paired difference", differences)):
+        shown_equal = next(iter(differences.values()))["direction"] == "equal"
+        for label, shown in ((metric, arms), (f"difference of {metric}", differences)):
+            # Of arms that are said to be equal, only their difference can be seen.
+            if shown_equal and shown is arms:
+                continue
             marks: list[Any] = [
                 Points(x=(i,), y=(one["mean"],), low=(one["low"],), high=(one["high"],), label=name)
                 for i, (name, one) in enumerate(shown.items(), 1)

@@ -86,7 +86,7 @@ def _config(name: str) -> Path:
 
 
 def _file(arm: Arm, seed: int) -> Path:
-    folder: Path = importlib.import_module("trainkit.recipes.data.sets").cache_folder()
+    folder: Path = importlib.import_module("trainkit.recipes.data.cache").cache_folder()
     return folder / "claims" / f"{_key(arm, seed)}.json"
 
 
