@@ -6,10 +6,9 @@ from pathlib import Path
 
 import trainkit
 
-from .cache import cache_folder as cache_folder
 from .errors import DataError
 
-__all__ = ["SETS", "DataSet", "cache_folder", "locate"]
+__all__ = ["SETS", "DataSet", "locate"]
 
 
 @dataclass(frozen=True)

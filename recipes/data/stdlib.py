@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from .cache import cache_folder
 from .pairs import Pair
-from .sets import cache_folder
 
 __all__ = ["read_stdlib"]
 
