@@ -193,6 +193,19 @@ def test_each_config_and_option_decides_and_the_readme_does_not(place, monkeypat
     assert claim_runs._key(arm, 0) == keys[-1]
 
 
+def test_code_of_the_library_decides_and_the_command_line_does_not(tmp_path, monkeypatch):
+    for name in ("losses", "cli"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part.py").write_text("a = 1")
+    monkeypatch.setattr(claim_runs.trainkit, "__file__", str(tmp_path / "__init__.py"))
+    before = claim_runs._source.__wrapped__()
+    (tmp_path / "cli" / "part.py").write_text("a = 2")
+    (tmp_path / "README.md").write_text("new")
+    assert claim_runs._source.__wrapped__() == before
+    (tmp_path / "losses" / "part.py").write_text("a = 2")
+    assert claim_runs._source.__wrapped__() != before
+
+
 def test_tuning_takes_the_best_value_of_each_arm(place, run, instant):
     tune = "tune: {parameter: tuned, values: [0.0, 1.0, 3.0], seed: 7, metric: score, direction: up}\n"
     (place / "mine.yaml").write_text(CLAIM + tune)

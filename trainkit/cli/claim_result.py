@@ -177,7 +177,7 @@ def draw(result: Mapping[str, Any]) -> "Figure":
             f"{one['claimed']} - {one['against']}": one for one in result["comparisons"] if one["metric"] == metric
         }
         shown_equal = next(iter(differences.values()))["direction"] == "equal"
-        for label, shown in ((metric, arms), (f"difference of {metric}", differences)):
+        for label, shown in (("mean", arms), ("paired difference", differences)):
             # Of arms that are said to be equal, only their difference can be seen.
             if shown_equal and shown is arms:
                 continue
@@ -188,6 +188,6 @@ def draw(result: Mapping[str, Any]) -> "Figure":
             ends = (0.5, len(shown) + 0.5)
             if shown is differences:
                 marks.insert(0, Line(x=ends, y=(0, 0), dashed=True))
-            axes.append(Axes(tuple(marks), x_range=ends, x_label="in the order of the legend", y_label=label))
+            axes.append(Axes(tuple(marks), x_range=ends, title=metric, y_label=label))
     title = f"{result['name']}: {result['verdict']}"
     return Figure(tuple(axes), title=title, width=560, height=60 + 230 * len(axes))
