@@ -13,6 +13,7 @@ from trainkit.calibration.metrics import (
     BinnedCalibrationError,
     BrierScore,
     ClasswiseECE,
+    KSCalibrationError,
     NegativeLogLikelihood,
     ReliabilityDiagram,
     ThresholdedACE,
@@ -91,6 +92,15 @@ def adaptive(record):
     return by_class(ThresholdedACE if record["params"]["threshold"] else AdaptiveCalibrationError, record)
 
 
+def ks(record):
+    """``within_top_r`` is the top label's with several labels."""
+    options = {"reduce": "top_label", "top_k": record["params"].get("r", 1)}
+    return {
+        "value": value(KSCalibrationError(**options), record),
+        "signed_argmax": value(KSCalibrationError(**options, signed=True), record),
+    }
+
+
 def temperature(record):
     logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
     calibrator = TemperatureScaling(**record["params"])
@@ -115,6 +125,7 @@ NAMES = {
     "CalibrationError.top_label": calibration_error,
     "CalibrationError.top_label_equal_mass": calibration_error,
     "ClasswiseCalibrationError": lambda record: by_class(ClasswiseECE, record),
+    "KSCalibrationError": ks,
     "NegativeLogLikelihood": negative_log_likelihood,
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,
