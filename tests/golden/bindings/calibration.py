@@ -9,6 +9,9 @@ import torch
 from trainkit._core.binning import equal_width_index
 from trainkit.calibration.calibrators import TemperatureScaling
 from trainkit.calibration.metrics import (
+    AUGRC,
+    AURC,
+    EAURC,
     AdaptiveCalibrationError,
     BinnedCalibrationError,
     BrierScore,
@@ -16,6 +19,7 @@ from trainkit.calibration.metrics import (
     KSCalibrationError,
     NegativeLogLikelihood,
     ReliabilityDiagram,
+    SelectiveRisk,
     ThresholdedACE,
 )
 
@@ -101,6 +105,18 @@ def ks(record):
     }
 
 
+def aurc(record):
+    risks = record["expected"]["risk_at_coverage"]
+    area, rate = value(AURC(), record), value(SelectiveRisk(1.0), record)
+    return {
+        "value": area,
+        "aurc": area,
+        "eaurc": value(EAURC(), record),
+        "eaurc_geifman_closed_form": area - (rate + (1 - rate) * (1 - rate).log()),
+        "risk_at_coverage": {coverage: value(SelectiveRisk(float(coverage)), record) for coverage in risks},
+    }
+
+
 def temperature(record):
     logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
     calibrator = TemperatureScaling(**record["params"])
@@ -118,6 +134,8 @@ def temperature(record):
 
 
 NAMES = {
+    "AUGRC": lambda record: {"value": value(AUGRC(), record)},
+    "AURC": aurc,
     "AdaptiveCalibrationError": adaptive,
     "BrierScore": brier,
     "CalibrationError.binary_edges": binary_edges,
