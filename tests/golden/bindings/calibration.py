@@ -21,6 +21,7 @@ from trainkit.calibration.metrics import (
     ReliabilityDiagram,
     SelectiveRisk,
     ThresholdedACE,
+    TopOneChangeRate,
 )
 
 
@@ -117,6 +118,17 @@ def aurc(record):
     }
 
 
+def top_one_change_rate(record):
+    inputs, params = record["inputs"], record["params"]
+    logits, matrix, bias = (
+        torch.tensor(values, dtype=torch.float64) for values in (inputs["logits"], params["W"], params["b"])
+    )
+    metric = TopOneChangeRate(return_parts=True)
+    metric.update(logits, logits @ matrix.T + bias, torch.tensor(inputs["labels"]))
+    told = metric.compute()
+    return {"value": told["rate"], "n_changed": told["changed"], **told}
+
+
 def temperature(record):
     logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
     calibrator = TemperatureScaling(**record["params"])
@@ -148,5 +160,6 @@ NAMES = {
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,
     "TemperatureScaling.separable": temperature,
+    "TopOneChangeRate": top_one_change_rate,
     **{f"GeneralCalibrationError.{kind}": general for kind in ("ACE", "ECE", "RMSCE", "SCE", "SCE_l2", "TACE")},
 }
