@@ -14,9 +14,11 @@ from trainkit.calibration.metrics import (
     AdaptiveCalibrationError,
     BinnedCalibrationError,
     ClasswiseECE,
+    KSCalibrationError,
     ReliabilityDiagram,
     ThresholdedACE,
     binned_calibration_error,
+    ks_calibration_error,
     reliability_diagram,
 )
 from trainkit.testing import BadCall, MetricSpec
@@ -148,6 +150,25 @@ def diagram_reference(
     return {name: [own[name] for own in every] for name in every[0]}
 
 
+def ks_reference(
+    logits, target, task="multiclass", num_classes=None, reduce=None, top_k=1, signed=False, per_class=False
+):
+    if top_k > 1:
+        pairs = []
+        for p, t in distributions(logits, target, task):
+            top = sorted(range(len(p)), key=lambda k: -p[k])[:top_k]
+            pairs.append((min(1.0, sum(p[k] for k in top)), sum(t[k] for k in top)))
+        groups = [pairs]
+    else:
+        groups = groups_of_scores(logits, target, task, num_classes, reduce)
+    errors = []
+    for pairs in groups:
+        gaps = [sum(a - s for s, a in pairs if s <= end) / len(pairs) for end, _ in pairs]
+        largest = max(gaps, key=abs)
+        errors.append(largest if signed else abs(largest))
+    return errors if per_class else sum(errors) / len(errors)
+
+
 def certain(inputs):
     """Beyond doubt, so that the largest probability rounds to one."""
     sure = perfect(inputs)["logits"]
@@ -236,6 +257,39 @@ SPECS = (
         ),
         kinds={1: "binary"},
         errors=(*SCHEME_ERRORS, *CHOICE_ERRORS),
+        seeds=("000.14",),
+    ),
+    MetricSpec(
+        cls=KSCalibrationError,
+        function=ks_calibration_error,
+        reference=ks_reference,
+        configs=(
+            {},
+            {**CLASSES, "per_class": True},
+            {"top_k": 2},
+            {"task": "binary"},
+            {"task": "multilabel", **CLASSES},
+            {"reduce": "all"},
+            {"task": "binary", "reduce": "top_label"},
+            {"signed": True},
+        ),
+        kinds={1: "soft_classification", 2: "dense", 3: "binary", 4: "multilabel", 6: "binary"},
+        exempt={"M10@7": "a signed gap is best at zero, so that it has no better direction"},
+        golden=golden("KSCalibrationError"),
+        errors=(
+            *ERRORS,
+            BadCall(ValueError, "reduce must be one of 'top_label', 'classwise', 'all', got 'max'", {"reduce": "max"}),
+            BadCall(ValueError, "num_classes must be given for reduce='classwise', got None", {"reduce": "classwise"}),
+            BadCall(ValueError, "top_k must be >= 1, got 0", {"top_k": 0}),
+            BadCall(ValueError, "top_k must be <= 5, the number of classes, got 6", {"top_k": 6}),
+            BadCall(ValueError, "top_k must be 1 for reduce='all'", {"top_k": 2, "reduce": "all"}),
+            BadCall(ValueError, "per_class must be False for reduce=None", {"per_class": True}),
+            BadCall(ValueError, "signed must be False for the mean over classes", {**CLASSES, "signed": True}),
+            BadCall(TypeError, "exact must be True or False, got 1", {"exact": 1}),
+        ),
+        perfect=certain,
+        worst=wrong,
+        bounds=(-1.0, 1.0),
         seeds=("000.14",),
     ),
     MetricSpec(

@@ -5,7 +5,14 @@ import math
 import torch
 
 from tests.golden.bind import golden
-from trainkit.calibration.metrics import BrierScore, NegativeLogLikelihood, brier_score, negative_log_likelihood
+from trainkit.calibration.metrics import (
+    BrierScore,
+    NegativeLogLikelihood,
+    TopOneChangeRate,
+    brier_score,
+    negative_log_likelihood,
+    top_one_change_rate,
+)
 from trainkit.testing import BadCall, MetricSpec
 
 
@@ -66,6 +73,30 @@ def nll_reference(logits, target, task="multiclass", num_classes=None, per_class
         [totals[g] / weights[g] if weights.get(g) else math.nan for g in range(num_classes or 2)] if per_class else []
     )
     return means or totals[0] / weights[0]
+
+
+def change_reference(logits, new_logits, target, task="multiclass", tie="keep", return_parts=False):
+    told = dict.fromkeys(("changed", "right_to_wrong", "wrong_to_right", "wrong_to_wrong"), 0.0)
+    before = list(distributions(logits, target, task))
+    after = distributions(new_logits, target, task)
+    for (p, t), (q, _) in zip(before, after, strict=True):
+        old, new = p.index(max(p)), q.index(max(q))
+        if old == new or (tie == "keep" and q[old] == max(q)):
+            continue
+        told["changed"] += 1
+        for label, chance in enumerate(t):
+            kind = "right_to_wrong" if label == old else "wrong_to_right" if label == new else "wrong_to_wrong"
+            told[kind] += chance
+    rate = told["changed"] / len(before)
+    return {"rate": rate, **told} if return_parts else rate
+
+
+def unchanged(inputs):
+    return {**inputs, "new_logits": 2 * inputs["logits"]}
+
+
+def turned(inputs):
+    return {**inputs, "new_logits": -inputs["logits"]}
 
 
 def perfect(inputs):
@@ -150,5 +181,35 @@ SPECS = (
         worst=worst,
         bounds=(0.0, math.inf),
         seeds=("nll",),
+    ),
+    MetricSpec(
+        cls=TopOneChangeRate,
+        kind="changed_classification",
+        function=top_one_change_rate,
+        reference=change_reference,
+        configs=({}, {"return_parts": True}, {"task": "binary", "tie": "first"}),
+        kinds={2: "changed_binary"},
+        golden=golden("TopOneChangeRate"),
+        errors=(
+            *(call for call in ERRORS if "logits" not in call.inputs and "input_kind" not in call.config),
+            BadCall(ValueError, "tie must be one of 'keep', 'first', got 'last'", {"tie": "last"}),
+            BadCall(
+                ValueError, "new_logits must have shape (4, 5) to match logits", inputs={"new_logits": torch.ones(4)}
+            ),
+            BadCall(
+                ValueError,
+                "new_logits must be finite, got nan at index (0, 0)",
+                inputs={"new_logits": torch.full((4, 5), math.nan)},
+            ),
+            BadCall(
+                TypeError, "new_logits must be a floating point tensor", inputs={"new_logits": torch.ones(4, 5).int()}
+            ),
+            BadCall(ValueError, "logits must be finite, got nan", inputs={"logits": torch.full((4, 5), math.nan)}),
+            BadCall(TypeError, "return_parts must be True or False, got None", {"return_parts": None}),
+        ),
+        perfect=unchanged,
+        worst=turned,
+        bounds=(0.0, math.inf),
+        seeds=("000.72",),
     ),
 )

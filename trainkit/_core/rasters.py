@@ -1,10 +1,30 @@
 """Figures drawn by matplotlib, for those who have it: rasters for loggers, and axes to work on."""
 
-from typing import Any
+from typing import Any, Protocol
 
+from trainkit._core.checks import reject
 from trainkit._core.figures import Axes, Bars, Figure, Image, Line, Matrix
 
-__all__ = ["to_matplotlib"]
+__all__ = ["Plotted", "to_matplotlib"]
+
+
+class _Drawable(Protocol):
+    def figure(self) -> Figure: ...
+
+
+class Plotted:
+    """Draws the ``figure()`` of a metric with matplotlib."""
+
+    def plot(self: _Drawable, ax: Any = None) -> tuple[Any, Any]:
+        """Draw the figure with matplotlib, which the extra ``plots`` installs.
+
+        Args:
+            ax: Has to be None: the figure has axes of its own.
+        """
+        name = type(self).__name__
+        if ax is not None:
+            reject(name, "ax", "be None, since the figure has axes of its own", ax)
+        return to_matplotlib(name, self.figure())
 
 
 def to_matplotlib(owner: str, figure: Figure) -> tuple[Any, Any]:

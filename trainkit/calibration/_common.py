@@ -232,8 +232,9 @@ def checked(
     input_kind: InputKind,
     ignore_index: int,
     validate_args: bool,
+    argument: str = "logits",
 ) -> Checked:
-    """Check the inputs, which :func:`canonicalize` describes."""
+    """Check the inputs, which :func:`canonicalize` describes; ``argument`` names the predictions in errors."""
     logits, rows = _checked_shapes(owner, logits, target, task)
     target = target if target.is_floating_point() else target.long()
     valid = _valid(target, task, ignore_index)
@@ -243,7 +244,7 @@ def checked(
     if logits.device.type != "cpu" or torch.compiler.is_compiling() or not valid.all():
         logits = torch.where(valid.unsqueeze(1) if rows else valid, logits, neutral)
     if values_checked(validate_args):
-        rules = prediction_rules(logits, input_kind, rows)
+        rules = [(argument, *rule[1:]) for rule in prediction_rules(logits, input_kind, rows)]
         rules += _target_rules(target, valid, task, logits.shape[1] if rows else 2, ignore_index)
         if weight is not None:
             rules.append(("weight", "be finite and >= 0", weight, weight.isfinite() & (weight >= 0)))

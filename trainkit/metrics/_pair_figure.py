@@ -1,39 +1,16 @@
 """Figure of scores over positive and negative pairs: their distributions, and the ROC curve."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from trainkit._core.checks import reject
 from trainkit._core.figures import Axes, Bars, Figure, Line, numbers
 from trainkit._core.numerics import sum_dtype
-from trainkit._core.rasters import to_matplotlib
 
-__all__ = ["BARS", "PairFigure", "pair_figure"]
+__all__ = ["BARS", "pair_figure"]
 
 BARS = 48
 POINTS = 200
 """Points of the ROC curve, about."""
-
-
-class PairFigure:
-    """Draws the figure of a metric with matplotlib."""
-
-    def figure(self, title: str = "") -> Figure:
-        """The figure as data."""
-        raise NotImplementedError
-
-    def plot(self, ax: Any = None) -> tuple[Any, Any]:
-        """Draw the figure with matplotlib, which the extra ``plots`` installs.
-
-        Args:
-            ax: Has to be None: the figure has axes of its own.
-        """
-        name = type(self).__name__
-        if ax is not None:
-            reject(name, "ax", "be None, since the figure has two axes of its own", ax)
-        return to_matplotlib(name, self.figure())
 
 
 def _bars(counts: Tensor, edges: Tensor, total: Tensor, label: str) -> Bars:

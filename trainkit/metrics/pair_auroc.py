@@ -19,7 +19,8 @@ from trainkit._core.checks import (
 from trainkit._core.figures import Figure
 from trainkit._core.metric import RowMetric, StreamingMetric
 from trainkit._core.numerics import sum_dtype
-from trainkit.metrics._pair_figure import BARS, PairFigure, pair_figure
+from trainkit._core.rasters import Plotted
+from trainkit.metrics._pair_figure import BARS, pair_figure
 
 __all__ = ["BinnedPairAUROC", "PairAUROC", "binned_pair_auroc", "pair_auroc"]
 
@@ -160,7 +161,7 @@ def binned_pair_auroc(
     return _mean("binned_pair_auroc", _binned_areas(*_histograms(flat, positive, n_bins, low, high)), "skip")
 
 
-class PairAUROC(PairFigure, RowMetric):
+class PairAUROC(Plotted, RowMetric):
     r"""Chance that a positive pair scores higher than a negative one, with ties as one half.
 
     Use it to validate a model that scores pairs, such as a dual encoder, without a choice of threshold or k. Scores
@@ -257,7 +258,7 @@ class PairAUROC(PairFigure, RowMetric):
         return pair_figure(histogram, low, high, (positives, negatives), auroc, title)
 
 
-class BinnedPairAUROC(PairFigure, StreamingMetric):
+class BinnedPairAUROC(Plotted, StreamingMetric):
     r"""Chance that a positive pair scores higher than a negative one, from two histograms of constant size.
 
     Use it in place of :class:`PairAUROC` where there are too many pairs to keep, as all pairs of a validation set.

@@ -69,6 +69,16 @@ def _soft_classification(g: Generator, n: int, dtype: torch.dtype) -> dict[str, 
     }
 
 
+def _changed_classification(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    drawn = _classification(g, n, dtype)
+    return {"logits": drawn["logits"], "new_logits": _normal(g, n, NUM_CLASSES, dtype=dtype), "target": drawn["target"]}
+
+
+def _changed_binary(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    drawn = _binary(g, n, dtype)
+    return {"logits": drawn["logits"], "new_logits": _normal(g, n, dtype=dtype), "target": drawn["target"]}
+
+
 def _dense(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
     return {"logits": 2 * _normal(g, n, NUM_CLASSES, 2, 3, dtype=dtype), "target": _integers(g, NUM_CLASSES, n, 2, 3)}
 
@@ -150,6 +160,20 @@ def _linear_problem(
 
 def _classification_problem(g: Generator) -> Problem:
     return _linear_problem(g, NUM_CLASSES, lambda out, target: {"logits": out, "target": target}, 0.95)
+
+
+def _changed_classification_problem(g: Generator) -> Problem:
+    def inputs(out: Tensor, target: Tensor) -> dict[str, Tensor]:
+        return {"logits": out, "new_logits": 2 * out, "target": target}
+
+    return _linear_problem(g, NUM_CLASSES, inputs, 0.95)
+
+
+def _changed_binary_problem(g: Generator) -> Problem:
+    def inputs(out: Tensor, target: Tensor) -> dict[str, Tensor]:
+        return {"logits": out[:, 0], "new_logits": 2 * out[:, 0], "target": target.to(out.dtype)}
+
+    return _linear_problem(g, 1, inputs, 0.95)
 
 
 def _soft_classification_problem(g: Generator) -> Problem:
@@ -275,6 +299,8 @@ KINDS: Mapping[str, Kind] = {
     "own_negatives": Kind(_own_negatives, ("query", "key", "negatives"), _own_negatives_problem),
     "embeddings": Kind(_embeddings, ("embeddings",), _embeddings_problem),
     "regression": Kind(_regression, ("prediction",), _regression_problem),
+    "changed_classification": Kind(_changed_classification, ("logits", "new_logits"), _changed_classification_problem),
+    "changed_binary": Kind(_changed_binary, ("logits", "new_logits"), _changed_binary_problem),
     "features": Kind(_features, ("features",), _features_problem),
 }
 

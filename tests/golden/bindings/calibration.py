@@ -9,13 +9,19 @@ import torch
 from trainkit._core.binning import equal_width_index
 from trainkit.calibration.calibrators import TemperatureScaling
 from trainkit.calibration.metrics import (
+    AUGRC,
+    AURC,
+    EAURC,
     AdaptiveCalibrationError,
     BinnedCalibrationError,
     BrierScore,
     ClasswiseECE,
+    KSCalibrationError,
     NegativeLogLikelihood,
     ReliabilityDiagram,
+    SelectiveRisk,
     ThresholdedACE,
+    TopOneChangeRate,
 )
 
 
@@ -91,6 +97,38 @@ def adaptive(record):
     return by_class(ThresholdedACE if record["params"]["threshold"] else AdaptiveCalibrationError, record)
 
 
+def ks(record):
+    """``within_top_r`` is the top label's with several labels."""
+    options = {"reduce": "top_label", "top_k": record["params"].get("r", 1)}
+    return {
+        "value": value(KSCalibrationError(**options), record),
+        "signed_argmax": value(KSCalibrationError(**options, signed=True), record),
+    }
+
+
+def aurc(record):
+    risks = record["expected"]["risk_at_coverage"]
+    area, rate = value(AURC(), record), value(SelectiveRisk(1.0), record)
+    return {
+        "value": area,
+        "aurc": area,
+        "eaurc": value(EAURC(), record),
+        "eaurc_geifman_closed_form": area - (rate + (1 - rate) * (1 - rate).log()),
+        "risk_at_coverage": {coverage: value(SelectiveRisk(float(coverage)), record) for coverage in risks},
+    }
+
+
+def top_one_change_rate(record):
+    inputs, params = record["inputs"], record["params"]
+    logits, matrix, bias = (
+        torch.tensor(values, dtype=torch.float64) for values in (inputs["logits"], params["W"], params["b"])
+    )
+    metric = TopOneChangeRate(return_parts=True)
+    metric.update(logits, logits @ matrix.T + bias, torch.tensor(inputs["labels"]))
+    told = metric.compute()
+    return {"value": told["rate"], "n_changed": told["changed"], **told}
+
+
 def temperature(record):
     logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
     calibrator = TemperatureScaling(**record["params"])
@@ -108,6 +146,8 @@ def temperature(record):
 
 
 NAMES = {
+    "AUGRC": lambda record: {"value": value(AUGRC(), record)},
+    "AURC": aurc,
     "AdaptiveCalibrationError": adaptive,
     "BrierScore": brier,
     "CalibrationError.binary_edges": binary_edges,
@@ -115,9 +155,11 @@ NAMES = {
     "CalibrationError.top_label": calibration_error,
     "CalibrationError.top_label_equal_mass": calibration_error,
     "ClasswiseCalibrationError": lambda record: by_class(ClasswiseECE, record),
+    "KSCalibrationError": ks,
     "NegativeLogLikelihood": negative_log_likelihood,
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,
     "TemperatureScaling.separable": temperature,
+    "TopOneChangeRate": top_one_change_rate,
     **{f"GeneralCalibrationError.{kind}": general for kind in ("ACE", "ECE", "RMSCE", "SCE", "SCE_l2", "TACE")},
 }

@@ -1,8 +1,12 @@
 """Calibration metrics: ``torchmetrics.Metric`` classes with functional forms, exact over batches and ranks."""
 
 from trainkit.calibration.metrics.adaptive_calibration_error import *
+from trainkit.calibration.metrics.aurc import *
 from trainkit.calibration.metrics.binned_calibration_error import *
 from trainkit.calibration.metrics.brier_score import *
 from trainkit.calibration.metrics.expected_calibration_error import *
+from trainkit.calibration.metrics.ks_calibration_error import *
 from trainkit.calibration.metrics.negative_log_likelihood import *
 from trainkit.calibration.metrics.reliability_diagram import *
+from trainkit.calibration.metrics.selective_risk import *
+from trainkit.calibration.metrics.top_one_change_rate import *

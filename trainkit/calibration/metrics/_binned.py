@@ -24,7 +24,7 @@ from trainkit._core.numerics import sum_dtype
 from trainkit._core.typing import InputKind
 from trainkit.calibration._common import Predictions, Task, canonicalized_blocks, check_classes, check_task
 
-__all__ = ["BinnedMetric", "BinnedScores", "Reduce", "Scheme", "binned_once"]
+__all__ = ["BinnedMetric", "BinnedScores", "Reduce", "Rows", "Scheme", "binned_once", "chosen_class", "sample_once"]
 
 Reduce: TypeAlias = Literal["top_label", "classwise", "all"]
 Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -61,6 +61,7 @@ class Scheme:
     exact: bool
     input_kind: InputKind
     ignore_index: int
+    top_k: int = 1
 
     def check(self, owner: str) -> None:
         check_task(owner, self.task, self.input_kind, self.ignore_index)
@@ -72,6 +73,9 @@ class Scheme:
         check_choice(owner, "closed", self.closed, ("left", "right"))
         check_choice(owner, "ties", self.ties, ("split", "together"))
         check_flag(owner, exact=self.exact)
+        check_integer(owner, "top_k", self.top_k, minimum=1)
+        if self.top_k > 1 and not self.looks_at_top:
+            reject(owner, "top_k", f"be 1 for reduce={self.reduce!r}, which looks at single classes", self.top_k)
         if self.num_classes is not None:
             check_integer(owner, "num_classes", self.num_classes, minimum=1)
         elif self.reduce == "classwise" and self.task != "binary":
@@ -83,6 +87,11 @@ class Scheme:
     def keeps_rows(self) -> bool:
         """Whether the whole sample is needed."""
         return self.binning == "equal_mass" and self.exact
+
+    @property
+    def looks_at_top(self) -> bool:
+        """Whether the scores are those of the largest probabilities of each row."""
+        return self.reduce == "top_label" or (self.reduce is None and self.task == "multiclass")
 
     @property
     def groups(self) -> int | None:
@@ -116,6 +125,9 @@ class Scheme:
             validate_args=validate_args,
         ):
             check_classes(owner, logits, self.task, self.num_classes)
+            classes = block.values.shape[1]
+            if self.top_k > classes:
+                reject(owner, "top_k", f"be <= {classes}, the number of classes", self.top_k)
             yield self._reduced(block)
 
     def cell_sums(self, rows: Iterable[Rows]) -> BinSums:
@@ -133,26 +145,42 @@ class Scheme:
             raise ValueError("a batch is at least one block of rows, got none")
         return BinSums(*total)
 
-    def binned(self, scores: Tensor, hits: Tensor, weight: Tensor) -> BinnedScores:
-        """Bins of equal mass of the sample, as :meth:`rows` gives it."""
-        weight = self._kept(scores, weight)
-        return self._equal_mass(scores.unbind(1), hits.unbind(1), weight.unbind(1))
+    def sample(self, scores: Tensor, hits: Tensor, weight: Tensor) -> Iterator[Rows]:
+        """Rows, as :meth:`rows` gives them, class by class: scores, hits and weights above zero, each (n,)."""
+        return _by_class(scores.T, hits.T, self._kept(scores, weight).T)
+
+    def sample_of_cells(self, sums: BinSums) -> Iterator[Rows]:
+        """Each cell in one piece, as a row of its weight, class by class."""
+        weight, scores, hits = (part.reshape(-1, self.cells) for part in sums)
+        return _by_class(scores / weight, hits / weight, weight)
+
+    def binned(self, sample: Iterable[Rows]) -> BinnedScores:
+        """Bins of equal mass for each class of a sample in turn."""
+        sums, edges = [], []
+        for s, a, w in sample:
+            index = equal_mass_index(s, w, self.n_bins, self.ties)
+            sums.append(torch.stack(bin_sums(index, self.n_bins, s, a, w)))
+            edges.append(equal_mass_edges(index, s, self.n_bins))
+        shape = self.shape[:-1]
+        return BinnedScores(
+            BinSums(*torch.stack(sums, 1).view(3, *shape, self.n_bins)), torch.stack(edges).view(*shape, -1)
+        )
 
     def rebinned(self, sums: BinSums) -> BinnedScores:
         """Bins from cells: those of equal width as they are, those of equal mass with each cell in one piece."""
         if self.binning == "equal_width":
             edges = equal_width_edges(self.n_bins, sums.weight.device)
             return BinnedScores(sums, edges.expand(*self.shape[:-1], -1))
-        weight, scores, hits = (part.reshape(-1, self.cells) for part in sums)
-        return self._equal_mass(scores / weight, hits / weight, weight)
+        return self.binned(self.sample_of_cells(sums))
 
     def _reduced(self, inputs: Predictions) -> Rows:
         values, target, weight = inputs.values, inputs.target, inputs.weight.unsqueeze(1)
         soft = target.is_floating_point()
-        if self.reduce == "top_label" or (self.reduce is None and self.task == "multiclass"):
-            values, top = values.max(1, keepdim=True)
-            hits = target.gather(1, top) if soft else target.unsqueeze(1) == top
-        elif self.task == "multiclass":
+        if self.looks_at_top:
+            values, top = self._top(values, inputs.logarithmic)
+            hits = target.gather(1, top).sum(1, True) if soft else (target.unsqueeze(1) == top).any(1, True)
+            return values, hits, weight
+        if self.task == "multiclass":
             hits = target if soft else target.unsqueeze(1) == torch.arange(values.shape[1], device=values.device)
             if self.reduce != "classwise":
                 weight = weight.expand_as(values).reshape(-1, 1)
@@ -163,24 +191,26 @@ class Scheme:
             values, weight = values[:, 1].reshape(shape), weight.reshape(shape)
         return values.exp() if inputs.logarithmic else values, hits, weight
 
+    def _top(self, values: Tensor, logarithmic: bool) -> tuple[Tensor, Tensor]:
+        """Sum of the largest probabilities of each row, (M, 1), and which they are; of equal ones the first."""
+        if self.top_k == 1:
+            values, top = values.max(1, keepdim=True)
+            return values.exp() if logarithmic else values, top
+        values, order = values.sort(dim=1, descending=True, stable=True)
+        values = values[:, : self.top_k].exp() if logarithmic else values[:, : self.top_k]
+        return values.sum(1, keepdim=True).clamp_max(1), order[:, : self.top_k]
+
     def _kept(self, scores: Tensor, weight: Tensor) -> Tensor:
         """Weights as the scores, zero for those that the threshold leaves out."""
         weight = weight.to(sum_dtype(scores.device)).expand_as(scores)
         return torch.where(scores > self.threshold, weight, 0) if self.threshold else weight
 
-    def _equal_mass(self, scores: Iterable[Tensor], hits: Iterable[Tensor], weight: Iterable[Tensor]) -> BinnedScores:
-        """Bins of equal mass for each class in turn."""
-        sums, edges = [], []
-        for s, a, w in zip(scores, hits, weight, strict=True):
-            kept = w > 0
-            s, a, w = s[kept], a[kept], w[kept]
-            index = equal_mass_index(s, w, self.n_bins, self.ties)
-            sums.append(torch.stack(bin_sums(index, self.n_bins, s, a, w)))
-            edges.append(equal_mass_edges(index, s, self.n_bins))
-        shape = self.shape[:-1]
-        return BinnedScores(
-            BinSums(*torch.stack(sums, 1).view(3, *shape, self.n_bins)), torch.stack(edges).view(*shape, -1)
-        )
+
+def _by_class(scores: Tensor, hits: Tensor, weight: Tensor) -> Iterator[Rows]:
+    """What weighs something in each row of tensors of shape (G, n)."""
+    for s, a, w in zip(scores, hits, weight, strict=True):
+        kept = w > 0
+        yield s[kept], a[kept], w[kept]
 
 
 class BinnedMetric(RowMetric):
@@ -226,10 +256,16 @@ class BinnedMetric(RowMetric):
         """What has come so far, in bins."""
         if not self._scheme.keeps_rows:
             return self._scheme.rebinned(BinSums(self.bin_weight, self.bin_score, self.bin_hit))
+        return self._scheme.binned(self.sample())
+
+    def sample(self) -> Iterator[Rows]:
+        """What has come so far, class by class, for a scheme of equal mass: the rows, or cells where none are kept."""
+        if not self._scheme.keeps_rows:
+            return self._scheme.sample_of_cells(BinSums(self.bin_weight, self.bin_score, self.bin_hit))
         if not len(self.scores):
             empty = self.scores.new_zeros(0, self._scheme.groups or 1)
-            return self._scheme.binned(empty, empty, empty)
-        return self._scheme.binned(self.scores, self.hits, self.weights)
+            return self._scheme.sample(empty, empty, empty)
+        return self._scheme.sample(self.scores, self.hits, self.weights)
 
 
 def kept_rows(rows: Iterable[Rows], unweighted: bool) -> Rows:
@@ -250,5 +286,37 @@ def binned_once(
     scheme.check(owner)
     rows = scheme.rows(owner, logits, target, weight, validate_args)
     if scheme.keeps_rows:
-        return scheme.binned(*kept_rows(rows, weight is None))
+        return scheme.binned(scheme.sample(*kept_rows(rows, weight is None)))
     return scheme.rebinned(scheme.cell_sums(rows))
+
+
+def sample_once(
+    owner: str, scheme: Scheme, logits: Tensor, target: Tensor, weight: Tensor | None, validate_args: bool
+) -> Iterator[Rows]:
+    """:meth:`BinnedMetric.sample` after one update, the same to the last bit."""
+    scheme.check(owner)
+    rows = scheme.rows(owner, logits, target, weight, validate_args)
+    if scheme.keeps_rows:
+        return scheme.sample(*kept_rows(rows, weight is None))
+    return scheme.sample_of_cells(scheme.cell_sums(rows))
+
+
+def chosen_class(owner: str, classes: int | None, class_index: int | None) -> int:
+    """Class that a figure shows; it need not be named where there is one, or where classes are not told apart.
+
+    Args:
+        owner: Class that errors name.
+        classes: Number of classes; None if all scores are looked at together.
+        class_index: What the user asked for.
+    """
+    if classes is None:
+        if class_index is not None:
+            reject(owner, "class_index", "be None: all scores are looked at together", class_index)
+        return 0
+    if class_index is None and classes > 1:
+        reject(owner, "class_index", f"name one of {classes} classes", class_index)
+    chosen = class_index or 0
+    check_integer(owner, "class_index", chosen, minimum=0)
+    if chosen >= classes:
+        reject(owner, "class_index", f"be < {classes}", chosen)
+    return chosen

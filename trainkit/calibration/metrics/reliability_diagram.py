@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from trainkit._core.binning import Binning, Closed, Ties
-from trainkit._core.checks import check_integer, reject
+from trainkit._core.checks import reject
 from trainkit._core.figures import Axes, Bars, Figure, Line, Points
 from trainkit._core.rasters import to_matplotlib
 from trainkit._core.typing import InputKind
 from trainkit.calibration._common import Task
-from trainkit.calibration.metrics._binned import BinnedMetric, BinnedScores, Reduce, Scheme, binned_once
+from trainkit.calibration.metrics._binned import BinnedMetric, BinnedScores, Reduce, Scheme, binned_once, chosen_class
 
 __all__ = ["ReliabilityDiagram", "reliability_diagram"]
 
@@ -166,18 +166,9 @@ class ReliabilityDiagram(BinnedMetric):
 
     def _chosen(self, values: dict[str, Tensor], class_index: int | None) -> dict[str, Tensor]:
         """Values of one class, or of all scores."""
-        if values["count"].dim() == 1:
-            if class_index is not None:
-                reject("ReliabilityDiagram", "class_index", "be None: all scores share their bins", class_index)
-            return values
-        classes = len(values["count"])
-        if class_index is None and classes > 1:
-            reject("ReliabilityDiagram", "class_index", f"name one of {classes} classes", class_index)
-        class_index = class_index or 0
-        check_integer("ReliabilityDiagram", "class_index", class_index, minimum=0)
-        if class_index >= classes:
-            reject("ReliabilityDiagram", "class_index", f"be < {classes}", class_index)
-        return {name: value[class_index] for name, value in values.items()}
+        classes = len(values["count"]) if values["count"].dim() > 1 else None
+        chosen = chosen_class("ReliabilityDiagram", classes, class_index)
+        return values if classes is None else {name: value[chosen] for name, value in values.items()}
 
 
 def _figure(values: dict[str, Tensor], title: str) -> Figure:
