@@ -56,6 +56,8 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
     # Children find the function in the working directory; hashing finds it on the path.
     monkeypatch.syspath_prepend(str(tmp_path))
+    # One that another test has imported would be hashed in place of this one.
+    monkeypatch.delitem(sys.modules, "arms_of_test", raising=False)
     (tmp_path / "arms_of_test.py").write_text(FUNCTION)
     (tmp_path / "mine.yaml").write_text(CLAIM)
     return tmp_path
