@@ -362,12 +362,13 @@ def test_a_missing_package_is_named(monkeypatch):
 @pytest.fixture
 def images(tmp_path):
     """A folder with 8 images of two classes, one of them in colours."""
-    image = pytest.importorskip("PIL.Image")
+    from PIL import Image
+
     x, _ = arrays(8)
     for i, pixels in enumerate(x):
         folder = tmp_path / "images" / ("cat" if i % 2 else "dog")
         folder.mkdir(parents=True, exist_ok=True)
-        image.fromarray(pixels).convert("RGB" if i == 3 else "L").save(folder / f"{i}.png")
+        Image.fromarray(pixels).convert("RGB" if i == 3 else "L").save(folder / f"{i}.png")
     return tmp_path / "images"
 
 
@@ -395,20 +396,20 @@ def test_a_folder_with_splits(images):
 
 
 def test_wrong_folders_are_named(images):
-    image = pytest.importorskip("PIL.Image")
+    from PIL import Image
 
     def fault(**options):
         with pytest.raises(DataError) as error:
             ClassificationData(path=images, **SMALL, **options).setup("fit")
         return str(error.value)
 
-    image.new("L", (4, 9)).save(images / "dog" / "7.png")
+    Image.new("L", (4, 9)).save(images / "dog" / "7.png")
     assert fault() == (
         f"{images / 'dog' / '7.png'}: is 4 x 9 pixels, not 6 x 6 as 1.png; set image_size to scale all images"
     )
     (images / "dog" / "7.png").write_bytes(b"no image")
     assert fault().startswith(f"{images / 'dog' / '7.png'}: is no image that can be read: ")
-    image.fromarray(np.zeros((6, 6), np.uint16)).save(images / "dog" / "7.png")
+    Image.fromarray(np.zeros((6, 6), np.uint16)).save(images / "dog" / "7.png")
     assert fault() == f"{images / 'dog' / '7.png'}: has pixels of mode 'I;16'; save it with 8 bits a channel"
     (images / "empty").mkdir()
     assert fault() == f"{images / 'empty'}: has no images (.png, .jpg, .jpeg, .bmp, .webp)"

@@ -173,29 +173,30 @@ def test_two_ranks_train_and_test_as_one(optimizer, loss, pool, pairs_file, tmp_
             assert found[name] == pytest.approx(value, abs=1e-4), name
 
 
-def test_the_best_checkpoint_holds_the_calibrator_of_its_own_weights(pairs_file, tmp_path):
-    best = ModelCheckpoint(tmp_path, monitor="val/R@10", mode="max")
-    calibration = PostHocCalibration()
+def test_every_checkpoint_holds_the_calibrator_of_its_own_weights(pairs_file, tmp_path):
+    best = ModelCheckpoint(tmp_path, monitor="val/R@10", mode="max", save_top_k=2)
     module, trainer = fitted(
-        pairs_file, tmp_path, loss=LOSSES["info_nce"], optimizer=OPTIMIZERS["adamw"][0], callbacks=[best, calibration]
+        pairs_file,
+        tmp_path,
+        loss=LOSSES["info_nce"],
+        optimizer=OPTIMIZERS["adamw"][0],
+        callbacks=[best, PostHocCalibration()],
+        steps=-1,
+        epochs=3,
     )
     data = trainer.datamodule
-    module.load_state_dict(torch.load(best.best_model_path, weights_only=True)["state_dict"])
-    outputs = []
-
-    class Keep(Callback):
-        def on_validation_batch_end(self, trainer, pl_module, found, batch, batch_idx, dataloader_idx=0):
-            outputs.append(found)
-
-    fresh = PostHocCalibration()
-    with quiet():
-        trainer_of(tmp_path, [Keep()]).validate(module, data, verbose=False)
-    fresh.load(best.best_model_path)
-    logits, target = (torch.cat([o[name] for o in outputs]) for name in ("logits", "target"))
-    assert isinstance(fresh.fitted, TemperatureScaling)
-    # The fit saw half of the rows, chosen by a hash of their index: the same half gives the same temperature.
-    on_all = TemperatureScaling().fit(logits, target)
-    assert 0.5 < float(fresh.fitted.temperature / on_all.temperature) < 2
+    temperatures = []
+    for path in {*best.best_k_models} - {best.best_model_path}, {best.best_model_path}:
+        (path,) = path
+        module.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
+        # Without a fit of its own, a validation of these weights fits one, on the same half of the rows.
+        again, fresh = PostHocCalibration(), PostHocCalibration()
+        with quiet():
+            trainer_of(tmp_path, [again]).validate(module, data, verbose=False)
+        assert isinstance(fresh.load(path), TemperatureScaling)
+        torch.testing.assert_close(fresh.fitted.temperature, again.fitted.temperature, rtol=1e-6, atol=0)
+        temperatures.append(float(fresh.fitted.temperature))
+    assert abs(temperatures[0] - temperatures[1]) > 1e-3
 
     with quiet():
         answers = trainer_of(tmp_path, [PostHocCalibration()]).predict(module, data, ckpt_path=best.best_model_path)

@@ -1,12 +1,12 @@
 """Where files of a run go, and how they get there."""
 
-import os
-from contextlib import suppress
 from pathlib import Path
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning_utilities.core.rank_zero import WarningCache
+
+from trainkit._core.files import write_whole
 
 __all__ = ["once", "run_folder", "write_text", "writes"]
 
@@ -35,12 +35,7 @@ def run_folder(trainer: Trainer) -> Path | None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file in one go, so that nobody reads half of it; a failure warns and ends no training."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
         once.warn(f"{path.name} could not be written: {error.strerror or error}")

@@ -92,13 +92,14 @@ def _carry_out(claim: Claim, folder: Path) -> int:
     except ClaimError as error:
         print(f"trainkit claim: {claim.name}: {error}", file=sys.stderr)
         return 1
+    from trainkit._core.files import write_whole
     from trainkit._core.svg import to_svg
 
     for suffix, text in ((".json", json.dumps(result, indent=1) + "\n"), (".svg", to_svg(claim_result.draw(result)))):
         file = folder / f"{claim.name}{suffix}"
         # A file that says so already keeps its time of change too.
         if not file.is_file() or file.read_text(encoding="utf-8") != text:
-            claim_runs.write_whole(file, text)
+            write_whole(file, text)
     print(claim_result.table(result))
     print(f"  {folder / claim.name}.json and .svg")
     return 0

@@ -18,7 +18,7 @@ import trainkit
 from trainkit.cli import configs
 from trainkit.cli.claim_file import Arm, ClaimError
 
-__all__ = ["finished", "perform", "write_whole"]
+__all__ = ["finished", "perform"]
 
 UNREAD = ("cli", "testing")
 """Folders of the library that decide no number."""
@@ -105,6 +105,8 @@ def perform(arm: Arm, seed: int) -> dict[str, Any]:
     Raises:
         ClaimError: If the run fails; with its last lines.
     """
+    from trainkit._core.files import write_whole
+
     target = _file(arm, seed)
     # Before the run: files that change under it belong to the next.
     commit = _commit()
@@ -182,11 +184,3 @@ def _commit() -> str:
     code = ("trainkit", "recipes", "configs", "pyproject.toml", ":!configs/claims/results")
     commit, changed = git("rev-parse", "--short=10", "HEAD"), git("status", "--porcelain", "--", *code)
     return f"version {trainkit.__version__}" if commit is None else commit + ("+" if changed else "")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file in one go, so that a run that is killed leaves none or all of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
