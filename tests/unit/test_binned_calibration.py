@@ -125,9 +125,9 @@ def test_logits_inside_the_unit_interval_stay_logits():
 
 def test_counts_beyond_what_fp32_holds():
     metric = BinnedCalibrationError(task="binary", input_kind="probs")
-    metric.bin_weight[-1] = metric.bin_score[-1] = 2.0**24
+    metric.bins[:2, -1] = 2.0**24
     metric.update(torch.ones(3), torch.ones(3))
-    assert metric.bin_weight[-1] == 2**24 + 3
+    assert metric.bins[0, -1].tolist() == [2.0**24, 2.0**24 + 3]
 
 
 def test_binary_looks_at_class_one_and_folds_if_told():
@@ -238,7 +238,7 @@ def test_the_histogram_says_that_it_approximates_and_is_close(monkeypatch, cells
     exact = binned_calibration_error(logits, target, **options)
     got = value(metric, (logits[:700], target[:700]), (logits[700:], target[700:]))
     assert (got - exact).abs() < error
-    assert metric.bin_weight.shape == (4, cells)
+    assert metric.bins.shape[1:] == (4, cells, 2)
 
 
 @pytest.mark.parametrize("options", [{}, {"reduce": "classwise", "num_classes": 4}])
@@ -270,7 +270,7 @@ def test_an_error_in_a_later_block_names_the_place_in_the_batch_and_leaves_the_s
     logits[17, 2] = math.nan
     with pytest.raises(ValueError, match=r"ECE: logits must be finite, got nan at index \(17, 2\)"):
         metric.update(logits, target)
-    assert not metric.bin_weight.any()
+    assert not metric.bins.any()
     with pytest.raises(ValueError, match=r"target must have shape \(20,\)"):
         metric.update(drawn(20)[0], target[:19])
 

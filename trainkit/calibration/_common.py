@@ -97,7 +97,7 @@ def check_classes(owner: str, logits: Tensor, task: str, num_classes: int | None
 
 def flat(values: Tensor) -> Tensor:
     """(N, K, ...) as (M, K)."""
-    return values.movedim(1, -1).reshape(-1, values.shape[1])
+    return values if values.dim() == 2 else values.movedim(1, -1).reshape(-1, values.shape[1])
 
 
 def _neutral(input_kind: InputKind, classes: int) -> float:
@@ -111,11 +111,15 @@ def _plainly_fine(logits: Tensor, input_kind: InputKind, rows: bool) -> bool:
     """Whether extremes and sums show that the values keep the rules, at a quarter of the cost; False says nothing."""
     if logits.device.type != "cpu" or not logits.numel() or input_kind == "log_probs":
         return False
+    if input_kind == "probs" and rows:
+        # Where none is negative, which the sign bit tells fastest, none is above the largest sum.
+        low = logits.view(torch.int32).amin() if logits.dtype == torch.float32 else logits.amin()
+        least, most = logits.sum(1).aminmax()
+        return low.item() >= 0 and least.item() >= 1 - SUM_SLACK and most.item() <= 1 + BOUND_SLACK
     low, high = logits.aminmax()
     if input_kind == "logits":
         return bool(low.isfinite() & high.isfinite())
-    inside = bool((low >= 0) & (high <= 1 + BOUND_SLACK))
-    return inside and (not rows or bool(((logits.sum(1) - 1).abs() <= SUM_SLACK).all()))
+    return bool((low >= 0) & (high <= 1 + BOUND_SLACK))
 
 
 def _value_rules(logits: Tensor, input_kind: InputKind, rows: bool) -> list[Rule]:
@@ -196,15 +200,28 @@ def _valid(target: Tensor, task: Task, ignore_index: int) -> Tensor:
     return target != ignore_index
 
 
-def prediction_rules(logits: Tensor, input_kind: InputKind, rows: bool) -> list[Rule]:
+def prediction_rules(logits: Tensor, input_kind: InputKind, rows: bool, argument: str = "logits") -> list[Rule]:
     """What is left to check of the values of predictions, for :func:`trainkit._core.checks.check_values`.
 
     Args:
         logits: Predictions.
         input_kind: What they are.
         rows: Whether those over dimension 1 are one distribution.
+        argument: Name of the predictions in errors.
     """
-    return [] if _plainly_fine(logits, input_kind, rows) else _value_rules(logits, input_kind, rows)
+    if _plainly_fine(logits, input_kind, rows):
+        return []
+    return [(argument, *rule[1:]) for rule in _value_rules(logits, input_kind, rows)]
+
+
+def _plain_indices(logits: Tensor, target: Tensor, weight: Tensor | None, task: Task, ignore_index: int) -> bool:
+    """Whether the target holds class indices, of which none is ignored and none is wrong; False says nothing."""
+    if weight is not None or task != "multiclass" or target.is_floating_point() or not target.numel():
+        return False
+    if target.device.type != "cpu" or torch.compiler.is_compiling() or 0 <= ignore_index < logits.shape[1]:
+        return False
+    low, high = target.aminmax()
+    return low.item() >= 0 and high.item() < logits.shape[1]
 
 
 class Checked(NamedTuple):
@@ -237,6 +254,10 @@ def checked(
     """Check the inputs, which :func:`canonicalize` describes; ``argument`` names the predictions in errors."""
     logits, rows = _checked_shapes(owner, logits, target, task)
     target = target if target.is_floating_point() else target.long()
+    if _plain_indices(logits, target, weight, task, ignore_index):
+        if values_checked(validate_args) and (rules := prediction_rules(logits, input_kind, rows, argument)):
+            check_values(owner, *rules)
+        return Checked(logits, rows, target.reshape(-1), torch.ones(target.numel(), dtype=torch.float64))
     valid = _valid(target, task, ignore_index)
     check_same_shape(owner, "the targets", valid.shape, weight=weight)
     neutral = _neutral(input_kind, logits.shape[1] if rows else 2)
@@ -244,7 +265,7 @@ def checked(
     if logits.device.type != "cpu" or torch.compiler.is_compiling() or not valid.all():
         logits = torch.where(valid.unsqueeze(1) if rows else valid, logits, neutral)
     if values_checked(validate_args):
-        rules = [(argument, *rule[1:]) for rule in prediction_rules(logits, input_kind, rows)]
+        rules = prediction_rules(logits, input_kind, rows, argument)
         rules += _target_rules(target, valid, task, logits.shape[1] if rows else 2, ignore_index)
         if weight is not None:
             rules.append(("weight", "be finite and >= 0", weight, weight.isfinite() & (weight >= 0)))
@@ -331,19 +352,29 @@ def canonicalized_blocks(
             validate_args=validate_args,
         )
 
-    return blocks(form, logits, target, weight)
+    # Probabilities are taken as they are, so that only what there is of a target takes memory.
+    as_they_are = input_kind == "probs" and task == "multiclass" and logits.dtype in (torch.float32, torch.float64)
+    return blocks(form, logits, target, weight, size=target if as_they_are else None)
 
 
 def blocks(
-    form: Callable[[Tensor, Tensor, Tensor | None], T], logits: Tensor, target: Tensor, weight: Tensor | None
+    form: Callable[[Tensor, Tensor, Tensor | None], T],
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    size: Tensor | None = None,
 ) -> Iterator[T]:
-    """``form`` of blocks of whole entries of dimension 0; of all at once where that is little or fits no rule."""
+    """``form`` of blocks of whole entries of dimension 0; of all at once where that is little or fits no rule.
+
+    ``size`` is the tensor of which a block has no more than ``BLOCK`` numbers; the logits if None.
+    """
     given = [value for value in (logits, target, weight) if value is not None]
     sliced = all(isinstance(value, Tensor) and value.dim() and len(value) == len(logits) for value in given)
-    if not sliced or logits.numel() <= BLOCK:
+    count = logits.numel() if size is None else size.numel()
+    if not sliced or count <= BLOCK:
         yield form(logits, target, weight)
         return
-    step = max(1, BLOCK * len(logits) // logits.numel())
+    step = max(1, BLOCK * len(logits) // count)
     for start in range(0, len(logits), step):
         rows = slice(start, start + step)
         try:

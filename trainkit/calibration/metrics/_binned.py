@@ -12,11 +12,12 @@ from trainkit._core.binning import (
     BinSums,
     Closed,
     Ties,
-    bin_sums,
+    cell_sums,
     equal_mass_edges,
     equal_mass_index,
     equal_width_edges,
     equal_width_index,
+    top_and_hits,
 )
 from trainkit._core.checks import check_choice, check_flag, check_integer, check_number, reject
 from trainkit._core.metric import RowMetric
@@ -107,8 +108,18 @@ class Scheme:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of a state of sums."""
+        """Shape of one number for every cell."""
         return (self.cells,) if self.groups is None else (self.groups, self.cells)
+
+    @property
+    def powers(self) -> int:
+        """Powers of the scores that are summed; squares cost little in one row of bins, and other metrics need them."""
+        return 3 if self.binning == "equal_width" and self.groups is None else 2
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        """Shape of the sums that are kept."""
+        return (self.powers, *self.shape, 2)
 
     def rows(
         self, owner: str, logits: Tensor, target: Tensor, weight: Tensor | None, validate_args: bool
@@ -130,28 +141,27 @@ class Scheme:
                 reject(owner, "top_k", f"be <= {classes}, the number of classes", self.top_k)
             yield self._reduced(block)
 
-    def cell_sums(self, rows: Iterable[Rows]) -> BinSums:
-        """Sums of a batch over cells of equal width."""
+    def cell_sums(self, rows: Iterable[Rows]) -> Tensor:
+        """Sums of a batch over cells of equal width, of shape ``state_shape``."""
         groups = self.groups or 1
         total: Tensor | None = None
         for scores, hits, weight in rows:
             index = equal_width_index(scores, self.cells, self.closed)
             if groups > 1:
                 index += torch.arange(groups, device=index.device) * self.cells
-            sums = bin_sums(index, groups * self.cells, scores, hits, self._kept(scores, weight))
-            own = torch.stack(sums).view(3, *self.shape)
+            own = cell_sums(index, groups * self.cells, scores, hits, self._kept(scores, weight), self.powers)
             total = own if total is None else total.add_(own)
         if total is None:
             raise ValueError("a batch is at least one block of rows, got none")
-        return BinSums(*total)
+        return total.view(self.state_shape)
 
     def sample(self, scores: Tensor, hits: Tensor, weight: Tensor) -> Iterator[Rows]:
         """Rows, as :meth:`rows` gives them, class by class: scores, hits and weights above zero, each (n,)."""
         return _by_class(scores.T, hits.T, self._kept(scores, weight).T)
 
-    def sample_of_cells(self, sums: BinSums) -> Iterator[Rows]:
+    def sample_of_cells(self, bins: Tensor) -> Iterator[Rows]:
         """Each cell in one piece, as a row of its weight, class by class."""
-        weight, scores, hits = (part.reshape(-1, self.cells) for part in sums)
+        weight, scores, hits = (part.reshape(-1, self.cells) for part in BinSums.of(bins))
         return _by_class(scores / weight, hits / weight, weight)
 
     def binned(self, sample: Iterable[Rows]) -> BinnedScores:
@@ -159,23 +169,26 @@ class Scheme:
         sums, edges = [], []
         for s, a, w in sample:
             index = equal_mass_index(s, w, self.n_bins, self.ties)
-            sums.append(torch.stack(bin_sums(index, self.n_bins, s, a, w)))
+            sums.append(torch.stack(BinSums.of(cell_sums(index, self.n_bins, s, a, w))))
             edges.append(equal_mass_edges(index, s, self.n_bins))
         shape = self.shape[:-1]
         return BinnedScores(
             BinSums(*torch.stack(sums, 1).view(3, *shape, self.n_bins)), torch.stack(edges).view(*shape, -1)
         )
 
-    def rebinned(self, sums: BinSums) -> BinnedScores:
+    def rebinned(self, bins: Tensor) -> BinnedScores:
         """Bins from cells: those of equal width as they are, those of equal mass with each cell in one piece."""
         if self.binning == "equal_width":
-            edges = equal_width_edges(self.n_bins, sums.weight.device)
-            return BinnedScores(sums, edges.expand(*self.shape[:-1], -1))
-        return self.binned(self.sample_of_cells(sums))
+            edges = equal_width_edges(self.n_bins, bins.device)
+            return BinnedScores(BinSums.of(bins), edges.expand(*self.shape[:-1], -1))
+        return self.binned(self.sample_of_cells(bins))
 
     def _reduced(self, inputs: Predictions) -> Rows:
         values, target, weight = inputs.values, inputs.target, inputs.weight.unsqueeze(1)
         soft = target.is_floating_point()
+        if self.looks_at_top and self.top_k == 1 and not soft:
+            top, hits = top_and_hits(values, target, negative=inputs.logarithmic)
+            return (top.exp() if inputs.logarithmic else top).unsqueeze(1), hits.unsqueeze(1), weight
         if self.looks_at_top:
             values, top = self._top(values, inputs.logarithmic)
             hits = target.gather(1, top).sum(1, True) if soft else (target.unsqueeze(1) == top).any(1, True)
@@ -221,9 +234,7 @@ class BinnedMetric(RowMetric):
         validate_args: Whether values of the inputs are checked.
     """
 
-    bin_weight: Tensor
-    bin_score: Tensor
-    bin_hit: Tensor
+    bins: Tensor
     scores: Tensor
     hits: Tensor
     weights: Tensor
@@ -237,7 +248,7 @@ class BinnedMetric(RowMetric):
         if scheme.keeps_rows:
             self.add_rows("scores", "hits", "weights")
         else:
-            self.add_sums("bin_weight", "bin_score", "bin_hit", shape=scheme.shape)
+            self.add_sums("bins", shape=scheme.state_shape)
         self.tell_apart(scheme, family="BinnedMetric")
 
     def update(self, logits: Tensor, target: Tensor, *, weight: Tensor | None = None) -> None:
@@ -247,21 +258,18 @@ class BinnedMetric(RowMetric):
             for name, parts in zip(("scores", "hits", "weights"), kept_rows(rows, weight is None), strict=True):
                 self.append(name, parts)
             return
-        sums = scheme.cell_sums(rows)
-        self.bin_weight = self.bin_weight + sums.weight
-        self.bin_score = self.bin_score + sums.score
-        self.bin_hit = self.bin_hit + sums.hit
+        self.bins = self.bins + scheme.cell_sums(rows)
 
     def binned(self) -> BinnedScores:
         """What has come so far, in bins."""
         if not self._scheme.keeps_rows:
-            return self._scheme.rebinned(BinSums(self.bin_weight, self.bin_score, self.bin_hit))
+            return self._scheme.rebinned(self.bins)
         return self._scheme.binned(self.sample())
 
     def sample(self) -> Iterator[Rows]:
         """What has come so far, class by class, for a scheme of equal mass: the rows, or cells where none are kept."""
         if not self._scheme.keeps_rows:
-            return self._scheme.sample_of_cells(BinSums(self.bin_weight, self.bin_score, self.bin_hit))
+            return self._scheme.sample_of_cells(self.bins)
         if not len(self.scores):
             empty = self.scores.new_zeros(0, self._scheme.groups or 1)
             return self._scheme.sample(empty, empty, empty)
