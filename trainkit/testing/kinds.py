@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
+from trainkit.testing.forecasts import FORECASTS, Forecast
+
 __all__ = ["KINDS", "Kind", "Problem", "kind_for"]
 
 NUM_CLASSES = 5
@@ -280,6 +282,26 @@ def _regression_problem(g: Generator) -> Problem:
     return Problem([w, b], lambda: {"prediction": x @ w + b, "target": target}, score, 0.9)
 
 
+def _forecast_kind(forecast: Forecast) -> Kind:
+    """A kind whose problem is a regression in which the width of the predicted distribution has to be found too."""
+
+    def draw(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {name: value.to(dtype) for name, value in forecast.draw(g, n).items()}
+
+    def problem(g: Generator) -> Problem:
+        regression = _regression_problem(g)
+        log_width = torch.zeros(1, requires_grad=True)
+
+        def inputs() -> dict[str, Tensor]:
+            drawn = regression.inputs()
+            mean = drawn["prediction"].unsqueeze(1)
+            return forecast.of(mean, log_width.exp().expand_as(mean), drawn["target"])
+
+        return replace(regression, parameters=[*regression.parameters, log_width], inputs=inputs)
+
+    return Kind(draw, forecast.differentiable, problem, ignorable=False)
+
+
 def _features_problem(g: Generator) -> Problem:
     return _embedding_problem(g, lambda a, b: {"features": torch.cat([a, b])})
 
@@ -302,6 +324,7 @@ KINDS: Mapping[str, Kind] = {
     "changed_classification": Kind(_changed_classification, ("logits", "new_logits"), _changed_classification_problem),
     "changed_binary": Kind(_changed_binary, ("logits", "new_logits"), _changed_binary_problem),
     "features": Kind(_features, ("features",), _features_problem),
+    **{name: _forecast_kind(forecast) for name, forecast in FORECASTS.items()},
 }
 
 

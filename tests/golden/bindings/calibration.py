@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from trainkit._core.binning import equal_width_index
+from trainkit._core.crps import crps_mixture, crps_normal
 from trainkit.calibration.calibrators import TemperatureScaling
 from trainkit.calibration.metrics import (
     AUGRC,
@@ -16,12 +17,20 @@ from trainkit.calibration.metrics import (
     BinnedCalibrationError,
     BrierScore,
     ClasswiseECE,
+    EnsembleCRPS,
+    IntervalScore,
     KSCalibrationError,
+    MixtureCRPS,
     NegativeLogLikelihood,
+    NormalCRPS,
+    PITCalibrationError,
+    QuantileCalibrationError,
+    QuantileScore,
     ReliabilityDiagram,
     SelectiveRisk,
     ThresholdedACE,
     TopOneChangeRate,
+    normal_pit,
 )
 
 
@@ -145,18 +154,83 @@ def temperature(record):
     }
 
 
+def tensors(record, *names):
+    return tuple(torch.tensor(record["inputs"][name], dtype=torch.float64) for name in names)
+
+
+def updated(metric, *inputs):
+    metric.update(*inputs)
+    return metric.compute()
+
+
+def pit_calibration_error(record):
+    pit = normal_pit(*tensors(record, "mu", "sigma", "y"))
+    told = {
+        f"pce_l{p}_{form}": updated(PITCalibrationError(p, record["params"]["n_levels"], form), pit)
+        for p in (1, 2)
+        for form in ("grid", "sorted")
+    }
+    return {"value": told["pce_l1_grid"], "pit": pit, **told}
+
+
+def crps_of_normal(record):
+    mean, std, target = tensors(record, "mu", "sigma", "y")
+    metric = updated(NormalCRPS(), mean, std, target)
+    leaves = {"mu": mean.requires_grad_(), "sigma": std.requires_grad_()}
+    rows = crps_normal(mean, std, target).crps
+    gradients = torch.autograd.grad(rows.mean(), list(leaves.values()))
+    return {"value": metric, "per_sample": rows.detach(), "grad": dict(zip(leaves, gradients, strict=True))}
+
+
+def crps_of_mixture(record):
+    (target,) = tensors(record, "y")
+    components = (
+        torch.tensor(record["params"][name], dtype=torch.float64).expand(len(target), -1)
+        for name in ("weights", "means", "scales")
+    )
+    inputs = (*components, target)
+    return {"value": updated(MixtureCRPS(), *inputs), "per_sample": crps_mixture(*inputs).crps}
+
+
+def crps_of_ensemble(record):
+    told = {fair: updated(EnsembleCRPS(fair), *tensors(record, "samples", "y")) for fair in (False, True)}
+    return {"value": told[False], "biased": told[False], "fair": told[True]}
+
+
+def interval_score(record):
+    metric = IntervalScore(**record["params"], return_parts=True)
+    told = updated(metric, *tensors(record, "lower", "upper", "y"))
+    return {"value": told["score"], "coverage": told["coverage"], "mean_width": told["width"]}
+
+
+def pinball(record):
+    levels, inputs = record["params"]["levels"], tensors(record, "quantiles", "y")
+    told = updated(QuantileScore(levels, return_parts=True), *inputs)
+    return {
+        "value": told["score"],
+        "per_level": told["per_level"],
+        "quantile_ece_l1": updated(QuantileCalibrationError(levels), *inputs),
+    }
+
+
 NAMES = {
     "AUGRC": lambda record: {"value": value(AUGRC(), record)},
     "AURC": aurc,
     "AdaptiveCalibrationError": adaptive,
     "BrierScore": brier,
+    "CRPS.ensemble": crps_of_ensemble,
+    "CRPS.normal": crps_of_normal,
+    "CRPS.normal_mixture": crps_of_mixture,
     "CalibrationError.binary_edges": binary_edges,
     "CalibrationError.debiased_l2": debiased,
     "CalibrationError.top_label": calibration_error,
     "CalibrationError.top_label_equal_mass": calibration_error,
     "ClasswiseCalibrationError": lambda record: by_class(ClasswiseECE, record),
+    "IntervalScore": interval_score,
     "KSCalibrationError": ks,
     "NegativeLogLikelihood": negative_log_likelihood,
+    "PITCalibrationError": pit_calibration_error,
+    "PinballLoss": pinball,
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,
     "TemperatureScaling.separable": temperature,
