@@ -549,8 +549,8 @@ def test_figure_of_quantiles():
     (axes,) = metric.figure().axes
     told = metric.compute()
     assert axes.title == f"Quantile calibration error {float(told['error']):.4f}"
-    assert axes.marks[2].x == LEVELS
-    assert list(axes.marks[2].y) == told["observed"].tolist()
+    assert axes.marks[1].x == LEVELS
+    assert list(axes.marks[1].y) == told["observed"].tolist()
 
 
 @pytest.mark.parametrize(

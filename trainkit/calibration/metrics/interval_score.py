@@ -17,13 +17,7 @@ def _check(owner: str, alpha: float) -> None:
 
 
 def _sums(
-    owner: str,
-    lower: Tensor,
-    upper: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    alpha: float,
-    validate_args: bool,
+    owner: str, lower: Tensor, upper: Tensor, target: Tensor, weight: Tensor | None, alpha: float, validate_args: bool
 ) -> Sums:
     """Sums of the :data:`PARTS` and of the rows whose ends cross, (4,)."""
     inputs = checked_inputs(owner, target, weight, validate_args, single={"lower": lower, "upper": upper})

@@ -134,7 +134,6 @@ class QuantileCalibrationError(Plotted, RowScore):
         axes = Axes(
             (
                 Line((0.0, 1.0), (0.0, 1.0), label="calibrated", dashed=True),
-                Line(self.levels, shares),
                 Points(self.levels, shares, label="quantiles"),
             ),
             title=f"Quantile calibration error {float(_error(self.levels, self.p, observed)):.4f}",
