@@ -18,8 +18,10 @@ from trainkit.calibration.calibrators import TemperatureScaling
 from trainkit.calibration.metrics import (
     ECE,
     MCE,
+    BootstrapInterval,
     BrierScore,
     ClasswiseECE,
+    KSCalibrationError,
     NegativeLogLikelihood,
     ReliabilityDiagram,
 )
@@ -196,6 +198,52 @@ def test_weights_count_where_the_step_returns_them(tmp_path):
     trainer = fit(net, [CalibrationMonitor()], tmp_path, max_epochs=1)
     logits, target = net.rows_seen()
     close(logged(trainer), {f"val_{k}": v for k, v in usual(logits[1::2], target[1::2]).items()})
+
+
+def test_numbers_entries_figures_and_intervals_of_any_metric(tmp_path):
+    net = Net()
+    wanted = {
+        "ks": KSCalibrationError(),
+        "nll": BootstrapInterval(NegativeLogLikelihood(), n_resamples=20),
+    }
+    trainer = fit(net, [CalibrationMonitor(wanted)], tmp_path, max_epochs=1)
+    rows = net.rows_seen()
+    interval = BootstrapInterval(NegativeLogLikelihood(), n_resamples=20)
+    interval.update(*rows)
+    told = interval.compute()
+    found = logged(trainer)
+    assert found["val_ks"] == pytest.approx(once(KSCalibrationError(), *rows).item(), rel=1e-9)
+    for key, name in {"val_nll": "value", "val_nll_low": "low", "val_nll_high": "high"}.items():
+        assert found[key] == pytest.approx(told[name].item(), rel=1e-6)
+    assert {path.stem for path in tmp_path.rglob("calibration-val_*.svg")} == {
+        "calibration-val_ks",
+        "calibration-val_nll",
+    }
+
+
+def test_values_of_each_group(tmp_path):
+    class Grouped(Net):
+        def returned(self, logits, batch):
+            return super().returned(logits, batch) | {"groups": batch["index"] % 3 - 1}
+
+    net = Grouped()
+    wanted = {"brier": BrierScore(), "reliability": ReliabilityDiagram(), "interval": BootstrapInterval(BrierScore())}
+    trainer = fit(net, [CalibrationMonitor(wanted, num_groups=2)], tmp_path, max_epochs=1)
+    logits, target = net.rows_seen()
+    found = logged(trainer)
+    assert found["val_brier"] == pytest.approx(once(BrierScore(), logits, target).item(), rel=1e-9)
+    for group in range(2):
+        own = once(BrierScore(), logits[group + 1 :: 3], target[group + 1 :: 3]).item()
+        assert found[f"val_brier/group_{group}"] == pytest.approx(own, rel=1e-9)
+        assert found[f"val_interval/group_{group}"] == pytest.approx(own, rel=1e-9)
+        assert found[f"val_interval_low/group_{group}"] < own < found[f"val_interval_high/group_{group}"]
+    names = {path.stem.removeprefix("calibration-val_") for path in tmp_path.rglob("calibration-val_*.svg")}
+    groups = {f"reliability-group_{group}" for group in range(2)}
+    assert names == {"brier-groups", "reliability", "interval", *groups}
+    with pytest.raises(ValueError, match="looked for 'groups'"):
+        fit(Net(), [CalibrationMonitor(num_groups=2)], tmp_path)
+    with pytest.raises(ValueError, match="num_groups must be >= 1, got 0"):
+        CalibrationMonitor(num_groups=0)
 
 
 def validated(folder, sizes):

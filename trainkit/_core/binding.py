@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -23,8 +23,10 @@ def _entry_point(part: Any) -> Callable[..., Any]:
     """The function that a call of ``part`` runs: ``update`` of a metric, ``forward`` of a module, else itself."""
     if isinstance(part, nn.Module):
         # A metric; other modules may have an update of their own that no loop calls.
-        is_metric = hasattr(part, "update") and hasattr(part, "compute")
-        return getattr(type(part), "update" if is_metric else "forward")  # type: ignore[no-any-return]
+        if hasattr(part, "update") and hasattr(part, "compute"):
+            # Of the instance: a wrapper takes what the metric inside takes.
+            return cast("Callable[..., Any]", part.update)
+        return type(part).forward
     return part  # type: ignore[no-any-return]
 
 

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
-__all__ = ["derive_seed", "seed_everywhere", "seeded"]
+__all__ = ["derive_seed", "mixed", "seed_everywhere", "seeded"]
 
 
 def derive_seed(purpose: str, *places: int) -> int:
@@ -24,6 +25,14 @@ def derive_seed(purpose: str, *places: int) -> int:
     words = [word for place in places for word in (place & 0xFFFFFFFF, place >> 32)]
     sequence = np.random.SeedSequence([int.from_bytes(purpose.encode(), "little"), *words])
     return int(sequence.generate_state(1, np.uint64)[0])
+
+
+def mixed(values: Tensor) -> Tensor:
+    """A permutation of the 64-bit integers under which neighbours are unrelated: the finalizer of SplitMix64."""
+    values = values * -7046029254386353131
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        values = (values ^ (values >> shift & (1 << 64 - shift) - 1)) * factor
+    return values ^ (values >> 31 & (1 << 33) - 1)
 
 
 def seed_everywhere(seed: int) -> None:

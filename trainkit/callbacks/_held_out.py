@@ -7,20 +7,13 @@ import torch
 from torch import Tensor
 
 from trainkit._core.checks import reject
+from trainkit._core.seeds import mixed
 from trainkit.distributed import all_reduce_sum, gather_rows
 
 __all__ = ["HeldOut", "HeldOutRows"]
 
 DIMENSIONS = 6
 """Most dimensions of a tensor that ranks without rows are told of."""
-
-
-def _mixed(values: Tensor) -> Tensor:
-    """A permutation of the 64-bit integers under which neighbours are unrelated: the finalizer of SplitMix64."""
-    values = values * -7046029254386353131
-    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
-        values = (values ^ (values >> shift & (1 << 64 - shift) - 1)) * factor
-    return values ^ (values >> 31 & (1 << 33) - 1)
 
 
 class HeldOut(NamedTuple):
@@ -86,7 +79,7 @@ class HeldOutRows:
         self.seen += rows
         if sum(len(p["index"]) for p in self.parts) > 2 * self.max_rows:
             whole = self._whole()
-            kept = _mixed(whole["index"]).argsort()[: self.max_rows]
+            kept = mixed(whole["index"]).argsort()[: self.max_rows]
             self.parts = [{name: value[kept] for name, value in whole.items()}]
 
     def _whole(self) -> dict[str, Tensor]:
@@ -120,7 +113,7 @@ class HeldOutRows:
     def _kept(self, indices: Tensor) -> Tensor:
         """Of rows that came twice the first, and of these the ones with the smallest hashes."""
         # Equal indices have equal hashes, and only they have.
-        order = _mixed(indices).argsort(stable=True)
+        order = mixed(indices).argsort(stable=True)
         ordered = indices[order]
         first = torch.ones_like(ordered, dtype=torch.bool)
         first[1:] = ordered[1:] != ordered[:-1]
@@ -151,4 +144,4 @@ def _empty(header: list[int]) -> dict[str, Tensor]:
 
 def _share(index: Tensor) -> Tensor:
     """A number in [0, 1) for each row, unrelated to the hash that rows are kept by."""
-    return (_mixed(_mixed(index)) >> 11 & (1 << 53) - 1).double() / 2**53
+    return (mixed(mixed(index)) >> 11 & (1 << 53) - 1).double() / 2**53

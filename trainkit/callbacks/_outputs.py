@@ -11,7 +11,7 @@ __all__ = ["Outputs", "check_outputs", "read_outputs"]
 
 Outputs: TypeAlias = dict[str, str] | Callable[[Any, Any], Mapping[str, Any]] | None
 
-FROM_BATCH = ("target", "index")
+FROM_BATCH = ("target", "index", "groups")
 """What a batch is asked for without being told: an entry ``weight`` there may well be another quantity."""
 
 

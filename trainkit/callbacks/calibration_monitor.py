@@ -8,10 +8,9 @@ from torch import nn
 
 from trainkit._core.checks import check_choice, check_integer, reject
 from trainkit._core.figures import Figure
-from trainkit.calibration.metrics import ClasswiseECE
+from trainkit.calibration.metrics import BootstrapInterval, ClasswiseECE, GroupedMetric
 from trainkit.callbacks._evaluation import (
     Evaluation,
-    Metrics,
     fitting,
     log_value,
     require_own_prefix,
@@ -34,11 +33,14 @@ class CalibrationMonitor(Callback):
 
     Args:
         metrics: Metrics by the name of their value; None for ``ece``, ``classwise_ece`` (multiclass only), ``nll``,
-            ``brier`` and the diagram ``reliability``. Each takes what its ``update`` names; one that has a method
-            ``figure`` gives a figure, all others one number.
+            ``brier`` and the diagram ``reliability``. Each takes what its ``update`` names, and gives a number, a
+            mapping whose numbers are logged as ``NAME_KEY``, a figure by its method ``figure``, or all of these.
+            :class:`trainkit.calibration.metrics.BootstrapInterval` around one adds ``NAME_low`` and ``NAME_high``.
         task: ``"multiclass"``, ``"binary"`` or ``"multilabel"``, for the metrics that None stands for.
         num_classes: Number of classes, for these metrics; None for what the logits say.
         n_bins: Number of bins, for these metrics.
+        num_groups: Number of groups of rows, G, if the metrics are wanted for each of them too: ``groups``, integers in
+            [0, G) or -1 for none, comes from the step or the batch, and values are named ``ece/group_0`` and so on.
         stages: ``"validate"``, ``"test"`` or both.
         every_n_epochs: In training, look at epochs 0, n, 2n and so on.
         prefix: Start of all names; two monitors in one Trainer need two.
@@ -68,6 +70,7 @@ class CalibrationMonitor(Callback):
         task: Literal["binary", "multiclass", "multilabel"] = "multiclass",
         num_classes: int | None = None,
         n_bins: int = 15,
+        num_groups: int | None = None,
         stages: Sequence[Literal["validate", "test"]] = ("validate", "test"),
         every_n_epochs: int = 1,
         prefix: str = "calibration",
@@ -80,26 +83,28 @@ class CalibrationMonitor(Callback):
         for stage in stages:
             check_choice(owner, "stages", stage, SHORT)
         check_integer(owner, "every_n_epochs", every_n_epochs, minimum=1)
+        if num_groups is not None:
+            check_integer(owner, "num_groups", num_groups, minimum=1)
         check_outputs(owner, outputs)
         self.metrics = metrics
         self.task = task
         self.num_classes = num_classes
         self.n_bins = n_bins
+        self.num_groups = num_groups
         self.stages = stages
         self.every_n_epochs = every_n_epochs
         self.prefix = prefix
         self.outputs = outputs
         # Built once here, so that arguments they refuse are refused at once.
-        self._wanted = wanted_by(self._build(num_classes or 1).values())
+        self._wanted = wanted_by(metric for _, metric in self._build(num_classes or 1))
         self._evaluation: Evaluation | None = None
 
-    def _build(self, num_classes: int) -> Metrics:
-        if self.metrics is not None:
-            return self.metrics
-        metrics = usual_metrics(self.task, self.n_bins)
-        if self.task == "multiclass":
+    def _build(self, num_classes: int) -> list[tuple[str, nn.Module]]:
+        metrics: dict[str, Any] = dict(usual_metrics(self.task, self.n_bins) if self.metrics is None else self.metrics)
+        if self.metrics is None and self.task == "multiclass":
             metrics["classwise_ece"] = ClasswiseECE(num_classes=num_classes, n_bins=self.n_bins)
-        return metrics
+        told_apart = metrics.items() if self.num_groups is not None else ()
+        return [*metrics.items(), *((name, _grouped(metric, self.num_groups)) for name, metric in told_apart)]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         require_own_prefix(self, trainer)
@@ -155,13 +160,27 @@ class CalibrationMonitor(Callback):
         if self._evaluation is None:
             return
         for suffix, values in self._evaluation.finish(pl_module.device).items():
-            for name, value in values.items():
+            for name, value in values:
                 full = f"{self.prefix}/{SHORT[stage]}_{name}{suffix}"
                 if isinstance(value, Figure):
                     publish_figure(trainer, full, value)
                 else:
                     log_value(pl_module, full, value)
         self._evaluation = None
+
+
+def _grouped(metric: Any, num_groups: Any) -> nn.Module:
+    """The metric for each group; of an interval, that of each group's value."""
+    if not isinstance(metric, BootstrapInterval):
+        return GroupedMetric(metric, num_groups)
+    return BootstrapInterval(
+        GroupedMetric(metric.metric, num_groups),
+        metric.n_blocks,
+        metric.n_resamples,
+        metric.confidence,
+        metric.method,
+        metric.seed,
+    )
 
 
 def _mapping(owner: str, metrics: Any) -> Mapping[str, Any]:

@@ -278,10 +278,10 @@ class PostHocCalibration(Callback):
         own = self.fitted
 
         def after(_: int) -> Metrics:
-            return usual_metrics(own.task, self.n_bins, ignore_index=own.ignore_index)
+            return usual_metrics(own.task, self.n_bins, ignore_index=own.ignore_index).items()
 
         def before(_: int) -> Metrics:
-            return usual_metrics(own.task, self.n_bins, own.input_kind, own.ignore_index)
+            return usual_metrics(own.task, self.n_bins, own.input_kind, own.ignore_index).items()
 
         return Evaluation(OWNER, before, 0), Evaluation(OWNER, after, 0)
 
@@ -301,13 +301,13 @@ class PostHocCalibration(Callback):
         """Log the scores before and after, and publish both diagrams as one."""
         before, after = (evaluation.finish(pl_module.device) for evaluation in scores)
         for suffix, values in before.items():
-            for name, value in values.items():
+            for (name, value), (_, calibrated) in zip(values, after[suffix], strict=True):
                 full = f"{self.prefix}/{stage}_{name}"
                 if isinstance(value, Figure):
-                    publish_figure(trainer, full + suffix, _one_above_the_other(value, after[suffix][name]))
+                    publish_figure(trainer, full + suffix, _one_above_the_other(value, calibrated))
                     continue
                 log_value(pl_module, f"{full}_before{suffix}", value)
-                log_value(pl_module, f"{full}_after{suffix}", after[suffix][name])
+                log_value(pl_module, f"{full}_after{suffix}", calibrated)
 
 
 def _one_above_the_other(before: Figure, after: Figure) -> Figure:

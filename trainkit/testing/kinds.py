@@ -64,6 +64,14 @@ def _classification(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tenso
     return {"logits": 2 * _normal(g, n, NUM_CLASSES, dtype=dtype), "target": _integers(g, NUM_CLASSES, n)}
 
 
+def _indexed_classification(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {**_classification(g, n, dtype), "index": torch.arange(n)}
+
+
+def _grouped_classification(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {**_classification(g, n, dtype), "groups": _integers(g, 4, n) - 1}
+
+
 def _soft_classification(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
     return {
         "logits": 2 * _normal(g, n, NUM_CLASSES, dtype=dtype),
@@ -309,6 +317,8 @@ def _features_problem(g: Generator) -> Problem:
 KINDS: Mapping[str, Kind] = {
     "classification": Kind(_classification, ("logits",), _classification_problem),
     "soft_classification": Kind(_soft_classification, ("logits",), _soft_classification_problem, ignorable=False),
+    "indexed_classification": Kind(_indexed_classification, ("logits",), _classification_problem),
+    "grouped_classification": Kind(_grouped_classification, ("logits",), _classification_problem),
     "dense": Kind(_dense, ("logits",), _dense_problem),
     "binary": Kind(_binary, ("logits",), _binary_problem),
     "multilabel": Kind(_multilabel, ("logits",), _multilabel_problem),
