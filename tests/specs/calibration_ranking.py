@@ -1,9 +1,22 @@
 """Records of the metrics of rankings, of accuracy without labels and of features."""
 
-from tests.specs.calibration_binned import certain, wrong
+import itertools
+import math
+
+import torch
+
+from tests.golden.bind import golden
+from tests.specs.calibration_binned import certain, equal_width, error_of_bins, wrong
 from tests.specs.calibration_metrics import ERRORS
 from tests.specs.calibration_selective import CONFIGS, FLAG, KINDS, errors_in_order, risks
-from trainkit.calibration.metrics import CoverageAtRisk, coverage_at_risk
+from trainkit.calibration.metrics import (
+    CoverageAtRisk,
+    LabelRankingCalibrationError,
+    RewardModelCalibrationError,
+    coverage_at_risk,
+    label_ranking_calibration_error,
+    reward_model_calibration_error,
+)
 from trainkit.testing import BadCall, MetricSpec
 
 
@@ -12,7 +25,188 @@ def coverage_reference(logits, target, risk, **options):
     return max((k / len(found) for k, r in enumerate(found, 1) if r <= risk + 1e-12), default=0.0)
 
 
+def error_of_events(events, n_bins=15, norm="l1"):
+    bins, _ = equal_width(events, n_bins, "left")
+    error = error_of_bins(bins, norm, "count", False)
+    return math.sqrt(error) if norm == "l2" else error
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def reward_reference(chosen_scores, rejected_scores, return_parts=False, **options):
+    q = [sigmoid(c - r) for c, r in zip(chosen_scores, rejected_scores, strict=True)]
+    hits = [1.0 if p > 0.5 else 0.5 if p == 0.5 else 0.0 for p in q]
+    error = error_of_events([(max(p, 1 - p), hit) for p, hit in zip(q, hits, strict=True)], **options)
+    if not return_parts:
+        return error
+    n = len(q)
+    nll, brier = -sum(map(math.log, q)) / n, sum((1 - p) ** 2 for p in q) / n
+    return {"error": error, "accuracy": sum(hits) / n, "nll": nll, "brier": brier}
+
+
+def plackett_luce(scores, order):
+    p = 1.0
+    for t, item in enumerate(order):
+        p *= math.exp(scores[item]) / sum(math.exp(scores[other]) for other in order[t:])
+    return p
+
+
+def law_of(scores, items, input_kind):
+    """Probability of every order of some of the items, from that of every order of all of them."""
+    every = list(itertools.permutations(range(items)))
+    if input_kind == "logits":
+        return {order: plackett_luce(scores, order) for order in every}
+    values = [math.exp(s) for s in scores] if input_kind == "log_probs" else scores
+    return dict(zip(every, (v / sum(values) for v in values), strict=True))
+
+
+def marginal(law, kept, length):
+    """Probability of every beginning of the order of the items that are kept."""
+    found = {}
+    for order, p in law.items():
+        head = tuple(item for item in order if item in kept)[:length]
+        found[head] = found.get(head, 0.0) + p
+    return found
+
+
+def ranking_reference(
+    scores, rankings, events="pairwise", k=None, folded=False, input_kind="logits", n_subsets=256, seed=0, **options
+):
+    told = []
+    for row, ranking in zip(scores, rankings, strict=True):
+        law, seen = law_of(row, len(ranking), input_kind), [item for item in ranking if item >= 0]
+        if events == "pairwise":
+            for i, j in itertools.combinations(sorted(seen), 2):
+                q, hit = marginal(law, (i, j), 2)[(i, j)], float(seen.index(i) < seen.index(j))
+                told.append((max(q, 1 - q), hit if q > 0.5 else 1 - hit) if folded else (q, hit))
+            continue
+        sets = itertools.combinations(sorted(seen), k) if events == "sub_ranking" else [seen]
+        for kept in sets:
+            length = k if events == "top_k" else len(kept)
+            if len(kept) < max(2, length):
+                continue
+            found = marginal(law, kept, length)
+            likeliest = max(found, key=found.get)
+            told.append((found[likeliest], float(likeliest == tuple(i for i in seen if i in kept)[:length])))
+    return error_of_events(told, **options)
+
+
+def foretold(inputs):
+    """Scores of what is observed beyond doubt, as far as it was."""
+    scores, rankings = inputs["scores"], inputs["rankings"]
+    items = rankings.shape[1]
+    first = torch.full_like(rankings, items)
+    for row, ranking in enumerate(rankings.tolist()):
+        for place, item in enumerate(i for i in ranking if i >= 0):
+            first[row, item] = place
+    if scores.shape[1] == items:
+        return {**inputs, "scores": -40 * first.to(scores.dtype)}
+    every = list(itertools.permutations(range(items)))
+    codes = [every.index(tuple(order)) for order in first.argsort(1).tolist()]
+    return {**inputs, "scores": torch.nn.functional.one_hot(torch.tensor(codes), len(every)).to(scores.dtype)}
+
+
+def reversed_order(inputs):
+    made = foretold(inputs)["scores"]
+    # Of all orders in lexicographic order, the one read backwards is in another place; no ranking holds all of them.
+    return {**inputs, "scores": -made if made.shape[1] == inputs["rankings"].shape[1] else made.flip(1)}
+
+
+BINS = (
+    BadCall(ValueError, "n_bins must be >= 1, got 0", {"n_bins": 0}),
+    BadCall(ValueError, "norm must be one of 'l1', 'l2', 'max', got 'l3'", {"norm": "l3"}),
+    BadCall(TypeError, "validate_args must be True or False, got 1", {"validate_args": 1}),
+)
+
 SPECS = (
+    MetricSpec(
+        cls=RewardModelCalibrationError,
+        kind="preference",
+        function=reward_model_calibration_error,
+        reference=reward_reference,
+        configs=({}, {"n_bins": 5, "norm": "l2"}, {"norm": "max", "n_bins": 4}, {"return_parts": True}),
+        golden=golden("RewardModelCalibrationError"),
+        errors=(
+            *BINS,
+            BadCall(TypeError, "return_parts must be True or False, got 'all'", {"return_parts": "all"}),
+            BadCall(
+                ValueError,
+                "rejected_scores must have shape (4,) to match chosen_scores",
+                inputs={"rejected_scores": torch.zeros(4, 1)},
+            ),
+            BadCall(
+                TypeError,
+                "chosen_scores must be a floating point tensor",
+                inputs={"chosen_scores": torch.zeros(4, dtype=torch.int64)},
+            ),
+            BadCall(ValueError, "weight must be finite and >= 0, got -1.0", inputs={"weight": -torch.ones(4)}),
+        ),
+        perfect=lambda inputs: {**inputs, "rejected_scores": inputs["chosen_scores"] - 50},
+        worst=lambda inputs: {**inputs, "rejected_scores": inputs["chosen_scores"] + 50},
+        bounds=(0.0, math.inf),
+        seeds=("000.10",),
+    ),
+    MetricSpec(
+        cls=LabelRankingCalibrationError,
+        kind="label_ranking",
+        function=label_ranking_calibration_error,
+        reference=ranking_reference,
+        configs=(
+            {},
+            {"folded": True, "n_bins": 5, "norm": "l2"},
+            {"events": "sub_ranking", "k": 3, "n_bins": 6},
+            {"events": "top_k", "k": 1, "norm": "max", "n_bins": 4},
+            {"events": "full"},
+            {"input_kind": "probs"},
+            {"input_kind": "probs", "events": "sub_ranking", "k": 2, "n_bins": 6},
+            {"input_kind": "probs", "events": "top_k", "k": 2},
+            {"input_kind": "probs", "events": "full", "norm": "l2"},
+        ),
+        kinds=dict.fromkeys((5, 6, 7, 8), "ranking_law"),
+        golden=golden("LabelRankingCalibrationError"),
+        errors=(
+            *BINS,
+            BadCall(ValueError, "events must be one of 'pairwise', 'sub_ranking'", {"events": "top1"}),
+            BadCall(TypeError, "k must be an integer, got None", {"events": "top_k"}),
+            BadCall(ValueError, "k must be >= 1, got 0", {"events": "top_k", "k": 0}),
+            BadCall(ValueError, "k must be >= 2, got 1", {"events": "sub_ranking", "k": 1}),
+            BadCall(ValueError, "k must be None for events='full', got 2", {"events": "full", "k": 2}),
+            BadCall(ValueError, "k must be <= 4, the number of items, got 5", {"events": "top_k", "k": 5}),
+            BadCall(ValueError, "folded must be False for events='full'", {"events": "full", "folded": True}),
+            BadCall(ValueError, "n_subsets must be >= 1, got 0", {"n_subsets": 0}),
+            BadCall(ValueError, "seed must be >= 0, got -1", {"seed": -1}),
+            BadCall(ValueError, "input_kind must be one of", {"input_kind": "scores"}),
+            BadCall(ValueError, "scores must have shape (4, 24) to match all orders", {"input_kind": "probs"}),
+            BadCall(
+                ValueError,
+                "rankings must be of at most 8 items",
+                {"input_kind": "probs"},
+                {"rankings": torch.arange(9).repeat(4, 1)},
+            ),
+            BadCall(
+                ValueError, "scores must have shape (4, 3) to match", inputs={"rankings": torch.arange(3).repeat(4, 1)}
+            ),
+            BadCall(ValueError, "rankings must have shape (N, L)", inputs={"rankings": torch.arange(4)}),
+            BadCall(TypeError, "rankings must hold integers", inputs={"rankings": torch.zeros(4, 4)}),
+            BadCall(
+                ValueError,
+                "rankings must hold items in [0, 4), or -1 for none, got 4 at index (0, 0)",
+                inputs={"rankings": torch.tensor([[4, 1, 2, 3]] * 4)},
+            ),
+            BadCall(
+                ValueError,
+                "rankings must hold no item twice, got 1 at index (0, 0)",
+                inputs={"rankings": torch.tensor([[1, 1, 2, 3]] * 4)},
+            ),
+            BadCall(ValueError, "weight must have shape (4,)", inputs={"weight": torch.ones(4, 4)}),
+        ),
+        perfect=foretold,
+        worst=reversed_order,
+        bounds=(0.0, 1.0),
+        seeds=("000.10",),
+    ),
     MetricSpec(
         cls=CoverageAtRisk,
         function=coverage_at_risk,

@@ -17,8 +17,10 @@ from trainkit.calibration.metrics import (
     BrierScore,
     ClasswiseECE,
     KSCalibrationError,
+    LabelRankingCalibrationError,
     NegativeLogLikelihood,
     ReliabilityDiagram,
+    RewardModelCalibrationError,
     SelectiveRisk,
     ThresholdedACE,
     TopOneChangeRate,
@@ -129,6 +131,34 @@ def top_one_change_rate(record):
     return {"value": told["rate"], "n_changed": told["changed"], **told}
 
 
+def label_ranking(record):
+    inputs, options = record["inputs"], {name: record["params"][name] for name in ("n_bins", "norm")}
+    scores, rankings = torch.tensor(inputs["scores"], dtype=torch.float64), torch.tensor(inputs["rankings"])
+
+    def error(**events):
+        metric = LabelRankingCalibrationError(**options, **events)
+        metric.update(scores, rankings)
+        return metric.compute()
+
+    pairs = error()
+    return {
+        "value": pairs,
+        "pairwise_ece_positive": pairs,
+        "pairwise_ece_top": error(folded=True),
+        "top1_ece": error(events="top_k", k=1),
+        "top2_ece": error(events="top_k", k=2),
+        "full_rank_ece": error(events="full"),
+    }
+
+
+def reward_model(record):
+    metric = RewardModelCalibrationError(**record["params"], return_parts=True)
+    inputs = (record["inputs"][name] for name in ("reward_chosen", "reward_rejected"))
+    metric.update(*(torch.tensor(values, dtype=torch.float64) for values in inputs))
+    told = metric.compute()
+    return {"value": told["error"], **told}
+
+
 def temperature(record):
     logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
     calibrator = TemperatureScaling(**record["params"])
@@ -156,7 +186,9 @@ NAMES = {
     "CalibrationError.top_label_equal_mass": calibration_error,
     "ClasswiseCalibrationError": lambda record: by_class(ClasswiseECE, record),
     "KSCalibrationError": ks,
+    "LabelRankingCalibrationError": label_ranking,
     "NegativeLogLikelihood": negative_log_likelihood,
+    "RewardModelCalibrationError": reward_model,
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,
     "TemperatureScaling.separable": temperature,
