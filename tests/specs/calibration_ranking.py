@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import torch
 
 from tests.golden.bind import golden
@@ -12,9 +13,13 @@ from tests.specs.calibration_selective import CONFIGS, FLAG, KINDS, errors_in_or
 from trainkit.calibration.metrics import (
     CoverageAtRisk,
     LabelRankingCalibrationError,
+    LogME,
+    MaNo,
     RewardModelCalibrationError,
     coverage_at_risk,
     label_ranking_calibration_error,
+    log_me,
+    mano,
     reward_model_calibration_error,
 )
 from trainkit.testing import BadCall, MetricSpec
@@ -112,6 +117,71 @@ def reversed_order(inputs):
     made = foretold(inputs)["scores"]
     # Of all orders in lexicographic order, the one read backwards is in another place; no ranking holds all of them.
     return {**inputs, "scores": -made if made.shape[1] == inputs["rankings"].shape[1] else made.flip(1)}
+
+
+def rows_of_classes(logits):
+    """Logits (N, C, ...) as one row a position."""
+    for sample in logits:
+        if isinstance(sample[0], list):
+            yield from rows_of_classes([list(position) for position in zip(*sample, strict=True)])
+        else:
+            yield sample
+
+
+def polynomial(z):
+    t = [1 + v + v * v / 2 for v in z]
+    total = sum(v - min(t) for v in t)
+    return [(v - min(t)) / total for v in t]
+
+
+def softmax(z):
+    total = sum(math.exp(v - max(z)) for v in z)
+    return [math.exp(v - max(z)) / total for v in z]
+
+
+def mano_reference(logits, p=4, eta=5, return_parts=False):
+    rows = list(rows_of_classes(logits))
+    classes = len(rows[0])
+
+    def norm(normalise):
+        return (sum(q**p for z in rows for q in normalise(z)) / (len(rows) * classes)) ** (1 / p)
+
+    told = {
+        "criterion": -sum(math.log(q) for z in rows for q in softmax(z)) / (len(rows) * classes),
+        "softmax": norm(softmax),
+        "taylor": norm(polynomial),
+    }
+    told["score"] = told["taylor"] if told["criterion"] <= eta else told["softmax"]
+    return told if return_parts else told["score"]
+
+
+def evidence(features, y, max_iter, tol):
+    """Of one target, from the singular values of the features."""
+    n, d = features.shape
+    u, s, _ = np.linalg.svd(features, full_matrices=False)
+    sigma, x2 = s**2, (u.T @ y) ** 2
+    alpha = beta = 1.0
+    for _ in range(max_iter):
+        t = alpha / beta
+        gamma = (sigma / (sigma + t)).sum()
+        m2 = (sigma * x2 / (t + sigma) ** 2).sum()
+        res2 = (x2 / (1 + sigma / t) ** 2).sum() + y @ y - x2.sum()
+        alpha, beta = gamma / (m2 + 1e-5), (n - gamma) / (res2 + 1e-5)
+        if abs(alpha / beta - t) / t <= tol:
+            break
+    logs = d * math.log(alpha) + n * math.log(beta / (2 * math.pi)) - np.log(alpha + beta * sigma).sum()
+    return (logs - beta * res2 - alpha * m2) / (2 * n), alpha, beta
+
+
+def log_me_reference(
+    features, target, num_features, num_classes=None, num_targets=1, max_iter=11, tol=1e-3, return_parts=False
+):
+    f, y = np.array(features), np.array(target)
+    columns = [y == k for k in range(num_classes)] if num_classes else y.reshape(len(f), -1).T
+    told = [evidence(f, own.astype(float), max_iter, tol) if own.any() else (math.nan,) * 3 for own in columns]
+    values, alphas, betas = (list(map(float, part)) for part in zip(*told, strict=True))
+    value = float(np.nanmean(values))
+    return {"log_me": value, "alphas": alphas, "betas": betas} if return_parts else value
 
 
 BINS = (
@@ -224,5 +294,64 @@ SPECS = (
         worst=wrong,
         bounds=(0.0, 1.0),
         seeds=("AURC",),
+    ),
+    MetricSpec(
+        cls=MaNo,
+        function=mano,
+        reference=mano_reference,
+        configs=({}, {"eta": 0.5, "p": 2.0}, {"return_parts": True, "p": 3.5}, {"eta": 2.0}),
+        kinds={1: "dense"},
+        golden=golden("MaNo"),
+        errors=(
+            BadCall(ValueError, "p must be >= 1, got 0.5", {"p": 0.5}),
+            BadCall(ValueError, "eta must be >= 0, got -1", {"eta": -1}),
+            BadCall(TypeError, "return_parts must be True or False", {"return_parts": 1}),
+            BadCall(ValueError, "logits must have shape (N, C, ...)", inputs={"logits": torch.zeros(4)}),
+            BadCall(ValueError, "logits must have shape (N, C, ...)", inputs={"logits": torch.zeros(4, 0)}),
+            BadCall(TypeError, "logits must be a floating point", inputs={"logits": torch.zeros(4, 5).long()}),
+            BadCall(ValueError, "weight must have shape (4,) to match", inputs={"weight": torch.ones(4, 5)}),
+            BadCall(ValueError, "weight must be finite and >= 0, got -1.0", inputs={"weight": -torch.ones(4)}),
+        ),
+        bounds=(0.0, math.inf),
+        seeds=("003.8",),
+    ),
+    MetricSpec(
+        cls=LogME,
+        kind="labelled_features",
+        function=log_me,
+        reference=log_me_reference,
+        configs=(
+            {"num_features": 4, "num_classes": 5},
+            {"num_features": 4},
+            {"num_features": 4, "num_classes": 6, "return_parts": True},
+            {"num_features": 4, "max_iter": 2, "tol": 0.0},
+        ),
+        kinds={1: "regression_features", 3: "regression_features"},
+        golden=golden("LogME"),
+        errors=(
+            BadCall(ValueError, "num_features must be >= 1, got 0", {"num_features": 0}),
+            BadCall(ValueError, "num_classes must be >= 1, got 0", {"num_classes": 0}),
+            BadCall(ValueError, "num_targets must be 1 for classes, got 2", {"num_targets": 2}),
+            BadCall(ValueError, "max_iter must be >= 1, got 0", {"max_iter": 0}),
+            BadCall(ValueError, "tol must be >= 0, got -1.0", {"tol": -1.0}),
+            BadCall(ValueError, "features must have shape (N, 3)", {"num_features": 3}),
+            BadCall(TypeError, "target must be a floating point tensor", {"num_classes": None}),
+            BadCall(
+                TypeError, "target must hold integers for num_classes=5", inputs={"target": torch.zeros(4).double()}
+            ),
+            BadCall(
+                ValueError,
+                "target must have shape (4, 2) to match features",
+                {"num_classes": None, "num_targets": 2},
+                {"target": torch.zeros(4)},
+            ),
+            BadCall(
+                ValueError,
+                "target must be in [0, 5), got 5 at index (3,)",
+                inputs={"target": torch.tensor([0, 1, 2, 5])},
+            ),
+            BadCall(ValueError, "weight must have shape (4,) to match features", inputs={"weight": torch.ones(4, 1)}),
+        ),
+        seeds=("003.77",),
     ),
 )

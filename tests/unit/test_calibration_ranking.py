@@ -11,9 +11,14 @@ from trainkit._core.svg import to_svg
 from trainkit.calibration.metrics import (
     CoverageAtRisk,
     LabelRankingCalibrationError,
+    LogME,
+    MaNo,
     RewardModelCalibrationError,
     coverage_at_risk,
+    fit_linear,
     label_ranking_calibration_error,
+    log_me,
+    mano,
     reward_model_calibration_error,
     selective_risk,
 )
@@ -339,3 +344,224 @@ def test_figures_are_reliability_diagrams():
     assert "<svg" in to_svg(ranked.figure())
     ranked.update(*events_of("full")[1])
     assert ranked.figure().axes[0].title == "Reliability (198 scores)"
+
+
+def test_mano_by_hand():
+    # Both rows become (1/2, 1/2, 0): of 1 + z + z²/2 at 1, 1 and -1, and at any scale.
+    logits = torch.tensor([[1.0, 1.0, -1.0], [1e4 - 1, 1e4 - 1, -1.0]], dtype=torch.float64)
+    close(mano(logits, eta=1e5), (2 * 2 / 2**4 / 6) ** (1 / 4))
+    close(mano(logits, p=1, eta=1e5), 1 / 3)
+    even = torch.full((3, 4), 2.0)
+    told = mano(even, return_parts=True)
+    for name, value in {"score": 0.25, "softmax": 0.25, "taylor": 0.25, "criterion": math.log(4)}.items():
+        close(told[name], value)
+
+
+def test_the_same_polynomial_of_all_classes_is_uniform():
+    """1 + z + z²/2 is the same for 0 and -2."""
+    close(mano(torch.tensor([[0.0, -2.0], [-1.0, -1.0]]), return_parts=True)["taylor"], 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_mano_of_large_and_small_logits_is_finite(scale, dtype):
+    logits = (scale * torch.randn(8, 5, generator=torch.Generator().manual_seed(0))).to(dtype)
+    told = mano(logits, return_parts=True)
+    assert all(0.2 <= told[name] <= 1 for name in ("score", "softmax", "taylor"))
+    assert (told["score"] == told["taylor"]) == (scale < 10)
+    assert mano(torch.full((2, 3), 1e300, dtype=torch.float64)).isfinite()
+    close(mano(logits[:, :1]), 1.0)
+
+
+def test_branch_is_chosen_for_all_data_and_not_for_a_batch():
+    g = torch.Generator().manual_seed(1)
+    calm, wild = torch.randn(30, 6, generator=g).double(), 40 * torch.randn(30, 6, generator=g).double()
+    metric = MaNo()
+    metric.update(calm)
+    assert metric.compute() == mano(calm, return_parts=True)["taylor"]
+    metric.update(wild)
+    both = mano(torch.cat([wild, calm]), return_parts=True)
+    assert both["criterion"] > 5
+    close(metric.compute(), both["softmax"])
+    # The mean of scores of batches is another number.
+    assert abs(float(metric.compute() - (mano(calm, eta=0.0) + mano(wild, eta=0.0)) / 2)) > 0.01
+
+
+def test_mano_with_weights_equals_repetition():
+    logits, times = torch.randn(12, 3, 2, generator=torch.Generator().manual_seed(2)).double(), torch.arange(12) % 3
+    weight = times.double().unsqueeze(1).expand(12, 2)
+    told = mano(logits, weight=weight, return_parts=True)
+    for name, value in mano(logits.repeat_interleave(times, 0), return_parts=True).items():
+        close(told[name], value)
+    with pytest.warns(UserWarning, match="mano: the value is nan"):
+        assert mano(logits, weight=torch.zeros(12, 2)).isnan()
+
+
+def test_mano_follows_accuracy_over_shifts():
+    """Noisier inputs make logits smaller and predictions worse; a line fits score and accuracy."""
+    g = torch.Generator().manual_seed(4)
+    target = torch.randint(5, (4000,), generator=g)
+    scores, accuracies = [], []
+    for noise in (0.5, 1.0, 1.5, 2.0, 3.0):
+        seen = 3 * torch.nn.functional.one_hot(target, 5) + noise * torch.randn(4000, 5, generator=g)
+        logits = 3 * seen / noise**2
+        scores.append(mano(logits))
+        accuracies.append((logits.argmax(1) == target).double().mean())
+    fit = fit_linear(torch.stack(scores), torch.stack(accuracies))
+    assert fit.slope > 0
+    assert fit.r_squared > 0.9**2
+
+
+def test_line_by_hand_and_its_picture():
+    fit = fit_linear([0.0, 1.0, 2.0], torch.tensor([0.1, 0.5, 0.6], dtype=torch.float64))
+    assert fit.slope == pytest.approx(0.25)
+    assert fit.intercept == pytest.approx(0.15)
+    assert fit.r_squared == pytest.approx(0.125 / 0.14)
+    close(fit.predict(torch.tensor([0.0, 4.0], dtype=torch.float64)), [0.15, 1.15])
+    (axes,) = fit.figure(title="shifts").axes
+    points, line = axes.marks
+    assert axes.title == f"R² {fit.r_squared:.4f}"
+    assert points.y == (0.1, 0.5, 0.6)
+    assert line.y == pytest.approx((0.15, 0.65))
+    assert "<svg" in to_svg(fit.figure())
+
+
+@pytest.mark.parametrize(
+    ("scores", "accuracies", "words"),
+    [
+        ([0.1, 0.2], [0.1, 0.2], "fit_linear: scores must hold at least 3 numbers, one a labelled set, got"),
+        ([0.1, 0.2, 0.3], [0.1, 0.2], "fit_linear: accuracies must hold 3 numbers, as scores, got"),
+        ([0.1, 0.1, 0.1], [0.1, 0.2, 0.3], "fit_linear: scores must hold two different numbers, got"),
+        ([0.1, 0.2, math.nan], [0.1, 0.2, 0.3], "fit_linear: scores must be finite, got nan"),
+        ([0.1, 0.2, 0.3], [0.1, 0.2, 80.0], "fit_linear: accuracies must be >= 0 and <= 1, got 80.0"),
+    ],
+)
+def test_line_through_bad_points(scores, accuracies, words):
+    with pytest.raises(ValueError, match=words):
+        fit_linear(scores, accuracies)
+
+
+def test_line_of_equal_accuracies_explains_nothing():
+    fit = fit_linear([0.1, 0.2, 0.3], [0.4, 0.4, 0.4])
+    assert fit.slope == pytest.approx(0)
+    assert math.isnan(fit.r_squared)
+
+
+def evidence_by_definition(features, y, alpha, beta):
+    """Log density of y a row, which is normal with covariance 1/beta + F Fᵀ/alpha."""
+    n = len(features)
+    covariance = torch.eye(n, dtype=torch.float64) / beta + features @ features.T / alpha
+    return torch.distributions.MultivariateNormal(torch.zeros(n, dtype=torch.float64), covariance).log_prob(y) / n
+
+
+def labelled(n, d, classes=3, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=g, dtype=torch.float64), torch.arange(n) % classes
+
+
+def test_value_is_the_evidence_and_is_largest_there():
+    """At the fixed point, without the small constants, which the value does not see."""
+    features, _ = labelled(40, 5)
+    y = features @ torch.randn(5, generator=torch.Generator().manual_seed(1)).double() + torch.randn(40).double()
+    told = log_me(features, y, num_features=5, tol=0.0, max_iter=200, return_parts=True)
+    alpha, beta = told["alphas"][0], told["betas"][0]
+    close(told["log_me"], evidence_by_definition(features, y, alpha, beta), rtol=1e-9)
+    for a, b in ((0.9, 1), (1.1, 1), (1, 0.9), (1, 1.1)):
+        assert evidence_by_definition(features, y, a * alpha, b * beta) < told["log_me"]
+
+
+@pytest.mark.parametrize("n", [3, 5, 8])
+def test_few_rows_leave_out_the_terms_of_the_missing_directions(n):
+    """As the published code does: of the evidence by its definition, (D - N)/2 ln alpha a row is missing."""
+    features, target = labelled(n, 8)
+    options = {"num_features": 8, "num_classes": 3, "tol": 0.0, "max_iter": 500, "return_parts": True}
+    told = log_me(features, target, **options)
+    expected = [
+        evidence_by_definition(features, (target == k).double(), alpha, beta) + (8 - n) / (2 * n) * alpha.log()
+        for k, (alpha, beta) in enumerate(zip(told["alphas"], told["betas"], strict=True))
+    ]
+    close(told["log_me"], torch.stack(expected).mean(), rtol=1e-8)
+
+
+@pytest.mark.parametrize(("n", "d"), [(30, 4), (4, 30), (10, 10)])
+def test_rotations_of_features_change_nothing_and_splits_neither(n, d):
+    features, target = labelled(n, d)
+    rotation = torch.linalg.qr(torch.randn(d, d, generator=torch.Generator().manual_seed(2)).double()).Q
+    options = {"num_features": d, "num_classes": 3}
+    value = log_me(features, target, **options)
+    close(log_me(features @ rotation, target, **options), value, rtol=1e-9)
+    metric = LogME(**options)
+    for rows in torch.arange(n).split(3):
+        metric.update(features[rows], target[rows])
+    close(metric.compute(), value)
+
+
+def test_informative_features_have_more_evidence():
+    features, target = labelled(90, 6)
+    means = torch.nn.functional.one_hot(target, 6).double()
+    values = [log_me(features + s * means, target, num_features=6, num_classes=3) for s in (0.0, 1.0, 3.0, 10.0)]
+    assert values == sorted(values)
+    assert values[-1] - values[0] > 0.5
+
+
+@pytest.mark.parametrize("classes", [None, 3])
+def test_log_me_with_weights_equals_repetition(classes):
+    features, target = labelled(20, 4)
+    target = target if classes else target.double() + features[:, 0]
+    times = torch.arange(20) % 4
+    options = {"num_features": 4, "num_classes": classes}
+    repeated = log_me(features.repeat_interleave(times, 0), target.repeat_interleave(times), **options)
+    close(log_me(features, target, weight=times.double(), **options), repeated, rtol=1e-11)
+    some = times > 0
+    close(log_me(features, target, weight=some.double(), **options), log_me(features[some], target[some], **options))
+    assert log_me(features, target, weight=torch.full((20,), 0.01).double(), **options).isfinite()
+    with pytest.warns(UserWarning, match="log_me: the value is nan"):
+        assert log_me(features, target, weight=torch.zeros(20), **options).isnan()
+
+
+def test_several_targets_are_the_mean_over_them():
+    features, _ = labelled(30, 4)
+    targets = torch.randn(30, 2, generator=torch.Generator().manual_seed(3)).double()
+    each = [log_me(features, column, num_features=4) for column in targets.T]
+    close(log_me(features, targets, num_features=4, num_targets=2), torch.stack(each).mean())
+    close(log_me(features, targets[:, :1], num_features=4), each[0])
+
+
+def test_a_class_without_rows_changes_nothing():
+    features, target = labelled(30, 4)
+    told = log_me(features, 2 * target, num_features=4, num_classes=6, return_parts=True)
+    close(told["log_me"], log_me(features, target, num_features=4, num_classes=3))
+    assert told["alphas"].isnan().tolist() == [False, True] * 3
+
+
+@pytest.mark.parametrize("n", [1, 2, 12])
+@pytest.mark.parametrize(
+    "change",
+    [torch.zeros_like, torch.ones_like, lambda f: 1e4 * f, lambda f: 1e-4 * f, lambda f: f * (torch.arange(4) < 3)],
+    ids=["zeros", "ones", "large", "small", "one zero feature"],
+)
+def test_degenerate_features_are_finite(change, n):
+    features, target = labelled(n, 4)
+    told = log_me(change(features), target, num_features=4, num_classes=3, return_parts=True)
+    assert told["log_me"].isfinite()
+    one = log_me(change(features), torch.zeros(n, dtype=torch.int64), num_features=4, num_classes=1)
+    assert one.isfinite()
+    assert log_me(change(features), torch.zeros(n).double(), num_features=4).isfinite()
+
+
+def test_a_feature_of_zeros_changes_nothing():
+    """The published code leaves its term out, so that the evidence would move with D/2 ln alpha."""
+    features, target = labelled(30, 4)
+    padded = torch.cat([features, torch.zeros(30, 2).double()], 1)
+    options = {"num_classes": 3}
+    close(log_me(padded, target, num_features=6, **options), log_me(features, target, num_features=4, **options), 1e-11)
+
+
+def test_state_of_log_me_does_not_grow():
+    metric = LogME(4, 3)
+    shapes = {name: state.shape for name, state in metric.metric_state.items()}
+    for seed in range(3):
+        metric.update(*labelled(500, 4, seed=seed))
+    assert {name: state.shape for name, state in metric.metric_state.items()} == shapes
+    assert metric.gram.shape == (4, 4)
+    assert metric.cross.shape == (3, 4)

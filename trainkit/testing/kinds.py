@@ -138,6 +138,14 @@ def _regression(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
     return {"prediction": _normal(g, n, dtype=dtype), "target": _normal(g, n, dtype=dtype)}
 
 
+def _labelled_features(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {**_features(g, n, dtype), "target": _integers(g, NUM_CLASSES, n)}
+
+
+def _regression_features(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {**_features(g, n, dtype), "target": _normal(g, n, dtype=dtype)}
+
+
 def _preference(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
     return {"chosen_scores": _normal(g, n, dtype=dtype), "rejected_scores": _normal(g, n, dtype=dtype)}
 
@@ -338,6 +346,20 @@ def _features_problem(g: Generator) -> Problem:
     return _embedding_problem(g, lambda a, b: {"features": torch.cat([a, b])})
 
 
+def _labelled_features_problem(g: Generator) -> Problem:
+    return _linear_problem(g, NUM_FEATURES, lambda out, target: {"features": out, "target": target}, 0.95)
+
+
+def _regression_features_problem(g: Generator) -> Problem:
+    problem = _regression_problem(g)
+
+    def inputs() -> dict[str, Tensor]:
+        drawn = problem.inputs()
+        return {"features": drawn["prediction"].unsqueeze(1).expand(-1, NUM_FEATURES), "target": drawn["target"]}
+
+    return replace(problem, inputs=inputs)
+
+
 KINDS: Mapping[str, Kind] = {
     "classification": Kind(_classification, ("logits",), _classification_problem),
     "soft_classification": Kind(_soft_classification, ("logits",), _soft_classification_problem, ignorable=False),
@@ -356,6 +378,8 @@ KINDS: Mapping[str, Kind] = {
     "changed_classification": Kind(_changed_classification, ("logits", "new_logits"), _changed_classification_problem),
     "changed_binary": Kind(_changed_binary, ("logits", "new_logits"), _changed_binary_problem),
     "features": Kind(_features, ("features",), _features_problem),
+    "labelled_features": Kind(_labelled_features, ("features",), _labelled_features_problem),
+    "regression_features": Kind(_regression_features, ("features", "target"), _regression_features_problem),
     "preference": Kind(_preference, ("chosen_scores", "rejected_scores"), _preference_problem),
     "label_ranking": Kind(_label_ranking, ("scores",), _label_ranking_problem),
     "ranking_law": Kind(_ranking_law, ("scores",), _ranking_law_problem),

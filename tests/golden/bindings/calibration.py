@@ -18,6 +18,8 @@ from trainkit.calibration.metrics import (
     ClasswiseECE,
     KSCalibrationError,
     LabelRankingCalibrationError,
+    LogME,
+    MaNo,
     NegativeLogLikelihood,
     ReliabilityDiagram,
     RewardModelCalibrationError,
@@ -151,6 +153,21 @@ def label_ranking(record):
     }
 
 
+def log_me(record):
+    features, labels = record["inputs"]["features"], record["inputs"]["labels"]
+    metric = LogME(len(features[0]), max(labels) + 1, return_parts=True, **record["params"])
+    metric.update(torch.tensor(features, dtype=torch.float64), torch.tensor(labels))
+    told = metric.compute()
+    return {"value": told["log_me"], **told}
+
+
+def mano(record):
+    metric = MaNo(**record["params"], return_parts=True)
+    metric.update(torch.tensor(record["inputs"]["logits"], dtype=torch.float64))
+    told = metric.compute()
+    return {"value": told["score"], **told}
+
+
 def reward_model(record):
     metric = RewardModelCalibrationError(**record["params"], return_parts=True)
     inputs = (record["inputs"][name] for name in ("reward_chosen", "reward_rejected"))
@@ -187,6 +204,8 @@ NAMES = {
     "ClasswiseCalibrationError": lambda record: by_class(ClasswiseECE, record),
     "KSCalibrationError": ks,
     "LabelRankingCalibrationError": label_ranking,
+    "LogME": log_me,
+    "MaNo": mano,
     "NegativeLogLikelihood": negative_log_likelihood,
     "RewardModelCalibrationError": reward_model,
     "TemperatureScaling": temperature,

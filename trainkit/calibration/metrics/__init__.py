@@ -7,6 +7,8 @@ from trainkit.calibration.metrics.brier_score import *
 from trainkit.calibration.metrics.expected_calibration_error import *
 from trainkit.calibration.metrics.ks_calibration_error import *
 from trainkit.calibration.metrics.label_ranking_calibration_error import *
+from trainkit.calibration.metrics.log_me import *
+from trainkit.calibration.metrics.mano import *
 from trainkit.calibration.metrics.negative_log_likelihood import *
 from trainkit.calibration.metrics.reliability_diagram import *
 from trainkit.calibration.metrics.reward_model_calibration_error import *
