@@ -21,6 +21,7 @@ from trainkit._core.numerics import fp32_region, sum_dtype
 from trainkit._core.typing import InputKind
 
 __all__ = [
+    "BLOCK",
     "FLOOR",
     "Checked",
     "Predictions",

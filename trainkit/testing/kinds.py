@@ -6,6 +6,7 @@ function in this file.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 import torch
 from torch import Generator, Tensor
@@ -16,6 +17,7 @@ __all__ = ["KINDS", "Kind", "Problem", "kind_for"]
 
 NUM_CLASSES = 5
 NUM_FEATURES = 4
+NUM_ITEMS = 4
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,33 @@ def _regression(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
     return {"prediction": _normal(g, n, dtype=dtype), "target": _normal(g, n, dtype=dtype)}
 
 
+def _labelled_features(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {**_features(g, n, dtype), "target": _integers(g, NUM_CLASSES, n)}
+
+
+def _regression_features(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {**_features(g, n, dtype), "target": _normal(g, n, dtype=dtype)}
+
+
+def _preference(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"chosen_scores": _normal(g, n, dtype=dtype), "rejected_scores": _normal(g, n, dtype=dtype)}
+
+
+def _rankings(g: Generator, n: int, items: int) -> Tensor:
+    """Orders of the items; every third row leaves out the last."""
+    rankings = _normal(g, n, items).argsort(1)
+    rankings[2::3, -1] = -1
+    return rankings
+
+
+def _label_ranking(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"scores": _normal(g, n, NUM_ITEMS, dtype=dtype), "rankings": _rankings(g, n, NUM_ITEMS)}
+
+
+def _ranking_law(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"scores": _normal(g, n, 6).softmax(1).to(dtype), "rankings": _rankings(g, n, 3)}
+
+
 def _linear_problem(
     g: Generator, outputs: int, inputs: Callable[[Tensor, Tensor], dict[str, Tensor]], threshold: float
 ) -> Problem:
@@ -239,6 +268,39 @@ def _ranking_problem(g: Generator) -> Problem:
     return Problem([w], lambda: {"scores": (x @ w)[:, 0], "negatives": (x @ w)[:, 1:]}, score, 0.95)
 
 
+def _preference_problem(g: Generator) -> Problem:
+    problem = _ranking_problem(g)
+
+    def inputs() -> dict[str, Tensor]:
+        drawn = problem.inputs()
+        return {"chosen_scores": drawn["scores"], "rejected_scores": drawn["negatives"][:, 0]}
+
+    return replace(problem, inputs=inputs)
+
+
+def _label_ranking_problem(g: Generator, law: bool = False) -> Problem:
+    """Items to be ranked by a hidden direction, and a linear score, or the law over orders that it gives."""
+    x = torch.randn(60, 3, 2, generator=g)
+    rankings = x[..., 0].argsort(1, descending=True)
+    orders = torch.tensor(list(permutations(range(3))))
+    w = (0.1 * torch.randn(2, generator=g)).requires_grad_()
+
+    def inputs() -> dict[str, Tensor]:
+        scores = x @ w
+        if law:
+            scores = (scores[:, orders] * torch.tensor([2.0, 1.0, 0.0])).sum(2).softmax(1)
+        return {"scores": scores, "rankings": rankings}
+
+    def score() -> float:
+        return float(((x @ w.detach()).argsort(1, descending=True) == rankings).float().mean())
+
+    return Problem([w], inputs, score, 0.9)
+
+
+def _ranking_law_problem(g: Generator) -> Problem:
+    return _label_ranking_problem(g, law=True)
+
+
 def _embedding_problem(g: Generator, inputs: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> Problem:
     """Two noisy views of 16 points, and linear maps that have to bring the views of each point together."""
     z = torch.randn(16, NUM_FEATURES, generator=g)
@@ -314,6 +376,20 @@ def _features_problem(g: Generator) -> Problem:
     return _embedding_problem(g, lambda a, b: {"features": torch.cat([a, b])})
 
 
+def _labelled_features_problem(g: Generator) -> Problem:
+    return _linear_problem(g, NUM_FEATURES, lambda out, target: {"features": out, "target": target}, 0.95)
+
+
+def _regression_features_problem(g: Generator) -> Problem:
+    problem = _regression_problem(g)
+
+    def inputs() -> dict[str, Tensor]:
+        drawn = problem.inputs()
+        return {"features": drawn["prediction"].unsqueeze(1).expand(-1, NUM_FEATURES), "target": drawn["target"]}
+
+    return replace(problem, inputs=inputs)
+
+
 KINDS: Mapping[str, Kind] = {
     "classification": Kind(_classification, ("logits",), _classification_problem),
     "soft_classification": Kind(_soft_classification, ("logits",), _soft_classification_problem, ignorable=False),
@@ -335,6 +411,11 @@ KINDS: Mapping[str, Kind] = {
     "changed_binary": Kind(_changed_binary, ("logits", "new_logits"), _changed_binary_problem),
     "features": Kind(_features, ("features",), _features_problem),
     **{name: _forecast_kind(forecast) for name, forecast in FORECASTS.items()},
+    "labelled_features": Kind(_labelled_features, ("features",), _labelled_features_problem),
+    "regression_features": Kind(_regression_features, ("features", "target"), _regression_features_problem),
+    "preference": Kind(_preference, ("chosen_scores", "rejected_scores"), _preference_problem),
+    "label_ranking": Kind(_label_ranking, ("scores",), _label_ranking_problem),
+    "ranking_law": Kind(_ranking_law, ("scores",), _ranking_law_problem),
 }
 
 

@@ -20,6 +20,9 @@ from trainkit.calibration.metrics import (
     EnsembleCRPS,
     IntervalScore,
     KSCalibrationError,
+    LabelRankingCalibrationError,
+    LogME,
+    MaNo,
     MixtureCRPS,
     NegativeLogLikelihood,
     NormalCRPS,
@@ -27,6 +30,7 @@ from trainkit.calibration.metrics import (
     QuantileCalibrationError,
     QuantileScore,
     ReliabilityDiagram,
+    RewardModelCalibrationError,
     SelectiveRisk,
     ThresholdedACE,
     TopOneChangeRate,
@@ -138,6 +142,49 @@ def top_one_change_rate(record):
     return {"value": told["rate"], "n_changed": told["changed"], **told}
 
 
+def label_ranking(record):
+    inputs, options = record["inputs"], {name: record["params"][name] for name in ("n_bins", "norm")}
+    scores, rankings = torch.tensor(inputs["scores"], dtype=torch.float64), torch.tensor(inputs["rankings"])
+
+    def error(**events):
+        metric = LabelRankingCalibrationError(**options, **events)
+        metric.update(scores, rankings)
+        return metric.compute()
+
+    pairs = error()
+    return {
+        "value": pairs,
+        "pairwise_ece_positive": pairs,
+        "pairwise_ece_top": error(folded=True),
+        "top1_ece": error(events="top_k", k=1),
+        "top2_ece": error(events="top_k", k=2),
+        "full_rank_ece": error(events="full"),
+    }
+
+
+def log_me(record):
+    features, labels = record["inputs"]["features"], record["inputs"]["labels"]
+    metric = LogME(len(features[0]), max(labels) + 1, return_parts=True, **record["params"])
+    metric.update(torch.tensor(features, dtype=torch.float64), torch.tensor(labels))
+    told = metric.compute()
+    return {"value": told["log_me"], **told}
+
+
+def mano(record):
+    metric = MaNo(**record["params"], return_parts=True)
+    metric.update(torch.tensor(record["inputs"]["logits"], dtype=torch.float64))
+    told = metric.compute()
+    return {"value": told["score"], **told}
+
+
+def reward_model(record):
+    metric = RewardModelCalibrationError(**record["params"], return_parts=True)
+    inputs = (record["inputs"][name] for name in ("reward_chosen", "reward_rejected"))
+    metric.update(*(torch.tensor(values, dtype=torch.float64) for values in inputs))
+    told = metric.compute()
+    return {"value": told["error"], **told}
+
+
 def temperature(record):
     logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
     calibrator = TemperatureScaling(**record["params"])
@@ -228,9 +275,13 @@ NAMES = {
     "ClasswiseCalibrationError": lambda record: by_class(ClasswiseECE, record),
     "IntervalScore": interval_score,
     "KSCalibrationError": ks,
+    "LabelRankingCalibrationError": label_ranking,
+    "LogME": log_me,
+    "MaNo": mano,
     "NegativeLogLikelihood": negative_log_likelihood,
     "PITCalibrationError": pit_calibration_error,
     "PinballLoss": pinball,
+    "RewardModelCalibrationError": reward_model,
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,
     "TemperatureScaling.separable": temperature,
