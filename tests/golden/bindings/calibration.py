@@ -16,6 +16,7 @@ from trainkit.calibration.metrics import (
     BinnedCalibrationError,
     BrierScore,
     ClasswiseECE,
+    KDECalibrationError,
     KSCalibrationError,
     NegativeLogLikelihood,
     ReliabilityDiagram,
@@ -106,6 +107,17 @@ def ks(record):
     }
 
 
+def kde(record):
+    """The reference code's ``marginal`` is classwise; its gradients take probabilities as free."""
+    params = record["params"]
+    reduce = {"marginal": "classwise"}.get(params["mc_type"], params["mc_type"])
+    probs = torch.tensor(record["inputs"]["probs"], dtype=torch.float64, requires_grad=True)
+    metric = KDECalibrationError(reduce=reduce, p=params["p"], bandwidth=params["bandwidth"], input_kind="probs")
+    error = metric(probs, torch.tensor(record["inputs"]["labels"]))
+    (grad,) = torch.autograd.grad(error, probs)
+    return {"value": error.detach(), "grad": {"probs": grad}}
+
+
 def aurc(record):
     risks = record["expected"]["risk_at_coverage"]
     area, rate = value(AURC(), record), value(SelectiveRisk(1.0), record)
@@ -161,5 +173,6 @@ NAMES = {
     "TemperatureScaling.antisignal": temperature,
     "TemperatureScaling.separable": temperature,
     "TopOneChangeRate": top_one_change_rate,
+    **{f"KDECalibrationError.{kind}": kde for kind in ("canonical", "marginal", "top_label")},
     **{f"GeneralCalibrationError.{kind}": general for kind in ("ACE", "ECE", "RMSCE", "SCE", "SCE_l2", "TACE")},
 }

@@ -5,6 +5,7 @@ from trainkit.calibration.metrics.aurc import *
 from trainkit.calibration.metrics.binned_calibration_error import *
 from trainkit.calibration.metrics.brier_score import *
 from trainkit.calibration.metrics.expected_calibration_error import *
+from trainkit.calibration.metrics.kde_calibration_error import *
 from trainkit.calibration.metrics.ks_calibration_error import *
 from trainkit.calibration.metrics.negative_log_likelihood import *
 from trainkit.calibration.metrics.reliability_diagram import *
