@@ -2,13 +2,27 @@
 
 import copy
 import math
+from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torchmetrics import MetricCollection
 
+from tests.specs.calibration_kernel import lce_reference, tce_reference
+from trainkit._core.isotonic import constrained_blocks, isotonic, pool_adjacent_violators
 from trainkit._core.kde import bandwidths, leave_one_out, select_bandwidth
-from trainkit.calibration.metrics import KDECalibrationError, kde_calibration_error
+from trainkit._core.svg import to_svg
+from trainkit.calibration.metrics import (
+    KDECalibrationError,
+    KSCalibrationError,
+    LabelConstrainedECE,
+    TestBasedCalibrationError,
+    kde_calibration_error,
+    label_constrained_ece,
+    tce,
+)
+from trainkit.calibration.metrics._label_bins import _binomial_rejects, _incomplete_beta, _t_quantile
 
 
 def close(got, expected, rtol=1e-12):
@@ -239,3 +253,258 @@ def test_kde_error_approaches_the_true_error():
             gaps.append(float(value) - (1 / 2 - 1 / 2.6))
         errors.append(sum(map(abs, gaps)) / 5)
     assert errors[1] < 0.02 < errors[0]
+
+
+def sequences(n):
+    rng = np.random.default_rng(n)
+    yield rng.normal(size=n)
+    yield (rng.random(n) < np.linspace(0, 1, n)).astype(float)
+    yield np.arange(n, dtype=float)
+    yield np.append(np.arange(n - 1.0), -5.0 * n)
+    yield np.ones(n)
+
+
+@pytest.mark.parametrize("n", [1, 2, 10, 1000])
+def test_isotonic_is_that_of_scipy_and_of_scikit_learn(n):
+    scipy = pytest.importorskip("scipy.optimize", reason="a reference")
+    sklearn = pytest.importorskip("sklearn.isotonic", reason="a reference")
+    weight = np.random.default_rng(0).random(n) + 0.1
+    for values in sequences(n):
+        np.testing.assert_allclose(isotonic(values), scipy.isotonic_regression(values).x, rtol=1e-12, atol=1e-12 * n)
+        expected = sklearn.isotonic_regression(values, sample_weight=weight)
+        np.testing.assert_allclose(isotonic(values, weight), expected, rtol=1e-12, atol=1e-12 * n)
+
+
+def test_blocks_ascend_and_hold_all_values():
+    for values in sequences(500):
+        means, size = pool_adjacent_violators(values)
+        assert (np.diff(means) > 0).all()
+        assert size.sum() == 500
+        assert (size > 0).all()
+    means, size = pool_adjacent_violators(np.zeros(0))
+    assert len(means) == len(size) == 0
+
+
+def test_blocks_keep_their_limits():
+    hits = (np.random.default_rng(0).random(500) < np.linspace(0, 1, 500)).astype(np.int64)
+    one = np.ones(500, dtype=np.int64)
+    for n_min, n_max in ((1, 2), (10, 20), (10, 60), (50, 400)):
+        size = constrained_blocks(hits, one, n_min, n_max)
+        assert size.sum() == 500
+        assert size.max() <= n_max
+        assert size[-1] >= n_min
+        ends = np.append(0, size.cumsum())
+        rates = [hits[a:b].mean() for a, b in pairwise(ends)]
+        # The last bin is cut off by number alone.
+        for a, b, low, high in zip(size, size[1:-1], rates, rates[1:-1], strict=False):
+            assert low < high or a + b > n_max
+            assert a + b > n_min
+    free = constrained_blocks(hits, one, 0, 501)
+    np.testing.assert_array_equal(free, pool_adjacent_violators(hits.astype(float))[1])
+
+
+def test_the_last_block_is_pooled_where_both_are_small_enough():
+    hits, one = np.array([0, 0, 0, 1, 1, 1]), np.ones(6, dtype=np.int64)
+    assert constrained_blocks(hits, one, 2, 4).tolist() == [3, 3]
+    assert constrained_blocks(hits, one, 3, 5).tolist() == [3, 3]
+    assert constrained_blocks(hits, one, 3, 6).tolist() == [6]
+    # An entry that is too large by itself stays alone.
+    assert constrained_blocks(np.array([5, 1, 1, 1]), np.array([10, 1, 1, 1]), 2, 8).tolist() == [1, 3]
+    # The paper's code looks at twice the last block, so that both together may be too many.
+    assert constrained_blocks(np.array([5, 1, 1]), np.array([10, 1, 1]), 2, 8).tolist() == [1, 2]
+    assert constrained_blocks(np.array([5, 1, 1]), np.array([10, 1, 1]), 2, 8, count_last_twice=True).tolist() == [3]
+
+
+def test_binomial_test_is_that_of_scipy():
+    stats = pytest.importorskip("scipy.stats", reason="a reference")
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 10, 37, 200, 20000):
+        for hits in {0, n // 3, n // 2, n}:
+            near = np.clip(hits / n + rng.normal(size=8) / math.sqrt(n), 0, 1)
+            p = np.unique(np.concatenate([[0.0, 1.0], rng.random(8), near]))
+            for level in (0.05, 0.6, 1e-6):
+                expected = [stats.binomtest(hits, n, rate).pvalue <= level for rate in p]
+                assert _binomial_rejects(p, hits, n, level).tolist() == expected
+
+
+def test_t_test_is_that_of_scipy():
+    stats = pytest.importorskip("scipy.stats", reason="a reference")
+    special = pytest.importorskip("scipy.special", reason="a reference")
+    for freedom in (1, 2, 9, 999):
+        for level in (0.05, 1e-4, 0.5):
+            assert _t_quantile(freedom, level) == pytest.approx(stats.t.isf(level / 2, freedom), rel=1e-9)
+    for a, b, x in np.random.default_rng(0).random((50, 3)) * [80, 5, 1]:
+        assert _incomplete_beta(x, a, b) == pytest.approx(special.betainc(a, b, x), abs=1e-12)
+    assert [_incomplete_beta(x, 2, 3) for x in (0.0, 1.0)] == [0, 1]
+
+
+def binary(scores, hits, **options):
+    scores = torch.tensor(scores, dtype=torch.float64)
+    return tce(scores, torch.tensor(hits), **{"task": "binary", "input_kind": "probs", **options})
+
+
+def test_by_hand():
+    # One bin of three labels, two of them one. At 0.05: P(2 or more) = 0.00725.
+    close(binary([0.05, 0.5, 0.6], [1, 0, 1]), 100 / 3)
+    close(binary([0.05, 0.5, 0.6], [1, 0, 1], siglevel=0.005), 0.0)
+
+
+def test_a_test_at_its_level_rejects():
+    # Both counts of one label are equally likely at one half, and 0 of 2 has the p-value 1/2.
+    close(binary([0.5, 0.5], [0, 0], siglevel=0.5), 100.0)
+    close(binary([0.5, 0.5], [0, 0], siglevel=0.49), 0.0)
+
+
+@pytest.mark.parametrize("strategy", ["pavabc", "pava", "uniform", "quantile"])
+@pytest.mark.parametrize("test", ["binom", "t"])
+def test_parts_are_those_of_the_reference(strategy, test):
+    logits, target = drawn(40)
+    binning = {"strategy": strategy, "n_min": 3, "n_max": 15, "n_bins": 4}
+    options = {**binning, "test": test, "siglevel": 0.3, "return_parts": True}
+    metric = TestBasedCalibrationError(**options)
+    for rows in torch.arange(40).split(7):
+        metric.update(logits[rows], target[rows])
+    told, once = metric.compute(), tce(logits, target, **options)
+    for name, part in tce_reference(logits.tolist(), target.tolist(), **options).items():
+        expected = torch.as_tensor(part, dtype=torch.float64)
+        torch.testing.assert_close(told[name], expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+        torch.testing.assert_close(once[name], told[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_parts_of_the_constrained_error_are_those_of_the_reference():
+    logits, target = drawn(40)
+    options = {"n_min": 3, "n_max": 15, "return_parts": True}
+    told = label_constrained_ece(logits, target, **options)
+    for name, part in lce_reference(logits.tolist(), target.tolist(), **options).items():
+        close(told[name], torch.as_tensor(part, dtype=torch.float64))
+
+
+def test_one_bin_is_a_row_of_bins():
+    options = {"n_min": 20, "n_max": 40, "return_parts": True}
+    metric = LabelConstrainedECE(**options)
+    metric.update(*drawn(10))
+    told, once = metric.compute(), label_constrained_ece(*drawn(10), **options)
+    assert told["count"].tolist() == once["count"].tolist() == [10]
+    assert told["value"].shape == once["value"].shape == ()
+
+
+@pytest.mark.parametrize("strategy", ["pavabc", "pava", "quantile"])
+def test_equal_predictions_are_in_one_bin(strategy):
+    """Of 300 rows half of the labels are one; in bins of their own, zeros and ones would all be rejected."""
+    scores, hits = torch.full((300,), 0.5), torch.arange(300) % 2
+    options = {"task": "binary", "input_kind": "probs", "strategy": strategy, "n_max": 40, "return_parts": True}
+    for order in (slice(None), hits.argsort(), hits.argsort(descending=True)):
+        told = tce(scores, hits[order], **options)
+        assert told["count"].sum() == told["count"].max() == 300
+        assert told["value"] == 0
+
+
+@pytest.mark.parametrize("compat", [True, False])
+@pytest.mark.parametrize("strategy", ["pavabc", "pava", "uniform", "quantile"])
+def test_order_of_tied_rows_changes_nothing(strategy, compat):
+    g = torch.Generator().manual_seed(0)
+    scores, hits = torch.randint(8, (100,), generator=g) / 8, torch.randint(2, (100,), generator=g)
+    options = {"task": "binary", "input_kind": "probs", "strategy": strategy, "n_min": 5, "n_max": 20}
+    options = {**options, "official_compat": compat, "return_parts": True}
+    order = torch.randperm(100, generator=g)
+    first, second = (tce(scores[rows], hits[rows], **options) for rows in (slice(None), order))
+    for name, part in first.items():
+        torch.testing.assert_close(second[name], part, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"strategy": "quantile", "n_bins": 3}, {"n_min": 3, "n_max": 9}])
+def test_whole_weights_are_repetitions(options):
+    logits, target = drawn(30)
+    times = torch.arange(30) % 3
+    repeated = tce(logits.repeat_interleave(times, 0), target.repeat_interleave(times), **options)
+    close(tce(logits, target, weight=times.double(), **options), repeated)
+    close(tce(logits, target, weight=times, **options), repeated)
+
+
+def test_labels_and_weights_that_are_not_whole_raise():
+    logits, target = drawn(4)
+    metric = TestBasedCalibrationError()
+    with pytest.raises(ValueError, match=r"TestBasedCalibrationError: weight must be whole, .*, got 0.5 at index"):
+        metric.update(logits, target, weight=torch.full((4,), 0.5))
+    with pytest.raises(ValueError, match="TestBasedCalibrationError: target must be 0 or 1, since labels are counted"):
+        metric.update(logits, logits.softmax(1))
+    unchecked = TestBasedCalibrationError(validate_args=False)
+    unchecked.update(logits, logits.softmax(1))
+    with pytest.raises(ValueError, match="target must be zeros and ones with whole weights"):
+        unchecked.compute()
+
+
+def test_soft_targets_of_another_metric_are_not_shared():
+    collection = MetricCollection([KSCalibrationError(), TestBasedCalibrationError(), LabelConstrainedECE()])
+    for _ in range(2):
+        collection.update(*drawn())
+    assert len(collection.compute_groups) == 2
+    close(collection.compute()["TestBasedCalibrationError"], tce(*(part.repeat_interleave(2, 0) for part in drawn())))
+
+
+@pytest.mark.parametrize("cls", [TestBasedCalibrationError, LabelConstrainedECE])
+@pytest.mark.parametrize("return_parts", [False, True])
+def test_no_labels_are_nan_with_a_warning(cls, return_parts):
+    metric = cls(return_parts=return_parts)
+    logits, target = drawn(4)
+    metric.update(logits, torch.full_like(target, -100))
+    with pytest.warns(UserWarning, match="the value is nan, since no target counted"):
+        told = metric.compute()
+    assert (told["value"] if return_parts else told).isnan()
+    metric.update(logits, torch.zeros_like(target))
+    told = metric.compute()
+    assert (told["value"] if return_parts else told).isfinite()
+
+
+@pytest.mark.parametrize("strategy", ["pavabc", "pava", "uniform", "quantile"])
+@pytest.mark.parametrize("test", ["binom", "t"])
+def test_ends_and_labels_of_one_kind(strategy, test):
+    options = {"strategy": strategy, "test": test}
+    close(binary([0.0, 0.0, 1.0, 1.0], [1, 1, 1, 1], **options), 50.0)
+    close(binary([1.0, 1.0], [1, 1], **options), 0.0)
+    close(binary([0.0, 0.0], [1, 1], **options), 100.0)
+    assert 0 <= binary([0.3], [1], **options) <= 100
+    logits, _ = drawn(30)
+    assert tce(logits, torch.zeros(30, dtype=torch.int64), reduce="classwise", num_classes=3, **options).isfinite()
+
+
+def test_official_t_test_rejects_labels_without_variance():
+    options = {"test": "t", "n_min": 1, "n_max": 2}
+    close(binary([1.0, 1.0], [1, 1], **options), 0.0)
+    close(binary([1.0, 1.0], [1, 1], official_compat=True, **options), 100.0)
+
+
+def test_pytest_leaves_the_class_alone():
+    assert TestBasedCalibrationError.__test__ is False
+
+
+def test_tce_keeps_its_scale_when_positives_become_rare():
+    """Predictions are twice as high as the rate; the expected error shrinks with that."""
+    errors = []
+    for rate in (0.4, 0.02):
+        g = torch.Generator().manual_seed(0)
+        p = rate * (0.5 + torch.rand(20000, generator=g, dtype=torch.float64))
+        hits = torch.bernoulli(p / 2, generator=g).long()
+        options = {"task": "binary", "input_kind": "probs"}
+        errors.append((float(tce(p, hits, **options)), float(label_constrained_ece(p, hits, **options))))
+    (common, large), (rare, small) = errors
+    assert small < large / 10
+    assert common > 90
+    assert rare > 50
+
+
+def test_figures_of_label_bins():
+    metric = TestBasedCalibrationError(n_min=5, n_max=30)
+    metric.update(*drawn(200))
+    above, below = metric.figure(title="held out").axes
+    told = tce(*drawn(200), n_min=5, n_max=30, return_parts=True)
+    assert above.title == f"test-based calibration error {told['value']:.1f} %"
+    assert below.marks[0].height == pytest.approx((told["rejected"] / told["count"]).tolist())
+    assert above.marks[0].height == pytest.approx((told["positives"] / told["count"]).tolist())
+    assert "<svg" in to_svg(metric.figure())
+    one = LabelConstrainedECE(reduce="classwise", num_classes=3)
+    one.update(*drawn(50))
+    assert len(one.figure(2).axes) == 1
+    with pytest.raises(ValueError, match="class_index must name one of 3 classes, got None"):
+        one.figure()
+    assert "<svg" in to_svg(TestBasedCalibrationError().figure())

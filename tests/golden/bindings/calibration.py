@@ -18,9 +18,11 @@ from trainkit.calibration.metrics import (
     ClasswiseECE,
     KDECalibrationError,
     KSCalibrationError,
+    LabelConstrainedECE,
     NegativeLogLikelihood,
     ReliabilityDiagram,
     SelectiveRisk,
+    TestBasedCalibrationError,
     ThresholdedACE,
     TopOneChangeRate,
 )
@@ -118,6 +120,18 @@ def kde(record):
     return {"value": error.detach(), "grad": {"probs": grad}}
 
 
+def label_bins(record):
+    """The reference code pools the last labels by another rule; ``n_bin`` is the number of bins."""
+    params, expected = record["params"], record["expected"]
+    names = {"n_bin": "n_bins", "mode": "norm"}
+    cls = TestBasedCalibrationError if record["name"].startswith("TestBased") else LabelConstrainedECE
+    options = {names.get(k, k): v for k, v in params.items()}
+    metric = cls("binary", **options, official_compat=True, return_parts=True, input_kind="probs")
+    told = value(metric, record)
+    keys = {"bin_totals": "count", "bin_positives": "positives", "bin_edges": "edges"}
+    return {"value": told["value"], **{k: told[own] for k, own in keys.items() if k in expected}}
+
+
 def aurc(record):
     risks = record["expected"]["risk_at_coverage"]
     area, rate = value(AURC(), record), value(SelectiveRisk(1.0), record)
@@ -168,11 +182,13 @@ NAMES = {
     "CalibrationError.top_label_equal_mass": calibration_error,
     "ClasswiseCalibrationError": lambda record: by_class(ClasswiseECE, record),
     "KSCalibrationError": ks,
+    "LabelConstrainedECE.pavabc": label_bins,
     "NegativeLogLikelihood": negative_log_likelihood,
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,
     "TemperatureScaling.separable": temperature,
     "TopOneChangeRate": top_one_change_rate,
+    **{f"TestBasedCalibrationError.{kind}": label_bins for kind in ("pavabc", "quantile", "uniform")},
     **{f"KDECalibrationError.{kind}": kde for kind in ("canonical", "marginal", "top_label")},
     **{f"GeneralCalibrationError.{kind}": general for kind in ("ACE", "ECE", "RMSCE", "SCE", "SCE_l2", "TACE")},
 }
