@@ -6,14 +6,16 @@ from itertools import pairwise
 import torch
 
 from tests.golden.bind import golden
-from tests.specs.calibration_binned import certain, groups_of_scores
+from tests.specs.calibration_binned import certain, groups_of_scores, wrong
 from tests.specs.calibration_metrics import ERRORS, distributions
 from trainkit.calibration.metrics import (
     KDECalibrationError,
     LabelConstrainedECE,
+    SmoothCalibrationError,
     TestBasedCalibrationError,
     kde_calibration_error,
     label_constrained_ece,
+    smooth_calibration_error,
     tce,
 )
 from trainkit.testing import BadCall, MetricSpec
@@ -197,6 +199,57 @@ def lce_reference(
     return sum(values) / len(values)
 
 
+def split(pairs):
+    """Residuals and counts by thousandths, each divided between the two nearest."""
+    nodes = {}
+    for s, a in pairs:
+        left = min(int(s * 1000), 999)
+        for node, share in ((left, 1 - (s * 1000 - left)), (left + 1, s * 1000 - left)):
+            residual, count = nodes.get(node, (0.0, 0.0))
+            nodes[node] = residual + share * (s - a), count + share
+    mirrored = {-node: sums for node, sums in nodes.items()} | {2000 - node: sums for node, sums in nodes.items()}
+    return {**mirrored, **nodes}
+
+
+def smooth_error(nodes, sigma):
+    def at(node):
+        total = [0.0, 0.0]
+        for other, sums in nodes.items():
+            if abs(node - other) <= 500:
+                kernel = math.exp(-(((node - other) / 1000) ** 2) / (2 * sigma**2)) / (math.sqrt(2 * math.pi) * sigma)
+                total = [t + kernel * v for t, v in zip(total, sums, strict=True)]
+        return total
+
+    mesh = max(200, round(10 / sigma))
+    residual, mass = 0.0, 0.0
+    for i in range(mesh):
+        place = 1000 * i / (mesh - 1)
+        left = min(int(place), 999)
+        share = place - left
+        (r0, d0), (r1, d1) = at(left), at(left + 1) if share else (0.0, 0.0)
+        residual += abs((1 - share) * r0 + share * r1)
+        mass += (1 - share) * d0 + share * d1 + 1e-4
+    return residual / mass
+
+
+def least_width(nodes):
+    low, high = 0.0, 1.0
+    for _ in range(10):
+        middle = (low + high) / 2
+        if middle < 0.001 or middle < smooth_error(nodes, middle):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def smooth_reference(logits, target, task="multiclass", num_classes=None, reduce=None, sigma=None, return_parts=False):
+    grids = [split(pairs) for pairs in groups_of_scores(logits, target, task, num_classes, reduce)]
+    widths = [sigma or least_width(nodes) for nodes in grids]
+    value = sum(map(smooth_error, grids, widths)) / len(grids)
+    return {"value": value, "sigma": widths if len(widths) > 1 else widths[0]} if return_parts else value
+
+
 def surely_wrong(inputs):
     """Beyond doubt, and for another class."""
     sure = certain(inputs)["logits"]
@@ -300,5 +353,32 @@ SPECS = (
         perfect=certain,
         bounds=(0.0, 1.0),
         seeds=("000.67",),
+    ),
+    MetricSpec(
+        cls=SmoothCalibrationError,
+        function=smooth_calibration_error,
+        reference=smooth_reference,
+        configs=(
+            {},
+            {"task": "binary", "return_parts": True},
+            {**CLASSES, "sigma": 0.1},
+            {"task": "multilabel", "sigma": 0.05, "return_parts": True},
+            {"task": "binary", "reduce": "top_label"},
+            {"sigma": 0.2},
+        ),
+        kinds={1: "binary", 2: "dense", 3: "multilabel", 4: "binary", 5: "soft_classification"},
+        sizes={0: (1, 2, 7), 2: (1, 2)},
+        golden=golden("SmoothCalibrationError", "SmoothCalibrationError.fixed_sigma"),
+        errors=(
+            *ERRORS,
+            BadCall(ValueError, "reduce must be one of 'top_label', 'classwise', 'all', got 'max'", {"reduce": "max"}),
+            BadCall(ValueError, "num_classes must be given for reduce='classwise', got None", {"reduce": "classwise"}),
+            BadCall(ValueError, "sigma must be >= 0.001, got 0.0005", {"sigma": 0.0005}),
+            BadCall(TypeError, "return_parts must be True or False, got 1", {"return_parts": 1}),
+        ),
+        perfect=certain,
+        worst=wrong,
+        bounds=(0.0, 1.0),
+        seeds=("smECE",),
     ),
 )

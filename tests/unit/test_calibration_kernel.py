@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from itertools import pairwise
 
 import numpy as np
@@ -17,9 +18,11 @@ from trainkit.calibration.metrics import (
     KDECalibrationError,
     KSCalibrationError,
     LabelConstrainedECE,
+    SmoothCalibrationError,
     TestBasedCalibrationError,
     kde_calibration_error,
     label_constrained_ece,
+    smooth_calibration_error,
     tce,
 )
 from trainkit.calibration.metrics._label_bins import _binomial_rejects, _incomplete_beta, _t_quantile
@@ -508,3 +511,127 @@ def test_figures_of_label_bins():
     with pytest.raises(ValueError, match="class_index must name one of 3 classes, got None"):
         one.figure()
     assert "<svg" in to_svg(TestBasedCalibrationError().figure())
+
+
+def smooth(scores, hits, **options):
+    return smooth_calibration_error(
+        torch.as_tensor(scores, dtype=torch.float64),
+        torch.as_tensor(hits),
+        **{"task": "binary", "input_kind": "probs", **options},
+    )
+
+
+def test_one_row_has_its_residual():
+    for score in (0.0, 0.3, 1.0):
+        for hit in (0, 1):
+            close(smooth([score], [hit], sigma=0.2), abs(score - hit), rtol=1e-3)
+
+
+def test_residuals_cancel_within_the_width():
+    scores, hits = [0.4, 0.6], [1, 0]
+    assert smooth(scores, hits, sigma=0.01) > 0.59
+    assert smooth(scores, hits, sigma=1.0) < 0.2
+
+
+@pytest.mark.parametrize("n", [1, 2, 20, 2000])
+def test_width_is_the_least_that_is_no_less_than_the_error(n):
+    g = torch.Generator().manual_seed(n)
+    p = torch.rand(n, generator=g, dtype=torch.float64)
+    hits = torch.bernoulli(p**2, generator=g).long()
+    told = smooth(p, hits, return_parts=True)
+    width = float(told["sigma"])
+    assert width * 1024 == round(width * 1024)
+    assert told["value"] <= width
+    assert smooth(p, hits, sigma=width - 1 / 1024) > width - 1 / 1024
+    close(smooth(p, hits, sigma=width), told["value"])
+
+
+def test_rows_without_error_take_the_least_width():
+    told = smooth([0.0, 1.0, 1.0], [0, 1, 1], return_parts=True)
+    assert told == {"value": 0, "sigma": 2 / 1024}
+
+
+def test_ends_and_equal_scores_are_finite():
+    for scores in ([0.0, 1.0], [1.0, 1.0], [0.5, 0.5]):
+        for hits in ([0, 1], [1, 0], [1, 1], [0, 0]):
+            for sigma in (None, 0.001, 0.05, 5.0):
+                assert 0 <= smooth(scores, hits, sigma=sigma) <= 1
+    for sigma in (None, 0.1):
+        close(smooth([0.0, 0.0], [1, 1], sigma=sigma), 1.0, rtol=1e-3)
+    rounded = torch.tensor([[0.7, 0.3015], [0.2, 0.7985]])
+    assert smooth_calibration_error(rounded, torch.tensor([0, 0]), input_kind="probs").isfinite()
+
+
+@pytest.mark.parametrize("options", [{}, {"reduce": "classwise", "num_classes": 3}, {"sigma": 0.1}])
+def test_smooth_weights_equal_repetition(options):
+    logits, target = drawn(20)
+    times = torch.arange(20) % 4
+    repeated = smooth_calibration_error(logits.repeat_interleave(times, 0), target.repeat_interleave(times), **options)
+    close(smooth_calibration_error(logits, target, weight=times.double(), **options), repeated)
+
+
+def test_classes_have_widths_of_their_own():
+    logits, target = drawn(50)
+    p = logits.softmax(1)
+    options = {"reduce": "classwise", "num_classes": 3}
+    told = smooth_calibration_error(logits, target, return_parts=True, **options)
+    each = [smooth(p[:, k], (target == k).long(), return_parts=True) for k in range(3)]
+    close(told["value"], sum(own["value"] for own in each) / 3)
+    assert told["sigma"].tolist() == [own["sigma"] for own in each]
+    assert len(set(told["sigma"].tolist())) > 1
+
+
+def test_smooth_nothing_is_nan_with_a_warning():
+    metric = SmoothCalibrationError()
+    logits, target = drawn(4)
+    metric.update(logits, torch.full_like(target, -100))
+    with pytest.warns(UserWarning, match="SmoothCalibrationError: the value is nan") as heard:
+        assert metric.compute().isnan()
+    assert len(heard) == 1
+    with pytest.raises(ValueError, match="SmoothCalibrationError: logits must be finite, got nan"):
+        metric.update(torch.full((4, 3), math.nan), target)
+    metric.update(logits, torch.zeros_like(target))
+    assert metric.compute().isfinite()
+
+
+def test_state_does_not_grow_and_splits_give_the_value_of_one_pass():
+    logits, target = drawn(3000)
+    metric, sizes = SmoothCalibrationError(), []
+    for rows in torch.arange(3000).split(700):
+        metric.update(logits[rows], target[rows])
+        sizes.append(len(pickle.dumps(metric)))
+    assert max(sizes) - sizes[0] < 100
+    close(metric.compute(), smooth_calibration_error(logits, target))
+
+
+def test_a_calibrated_model_has_a_small_smooth_error():
+    errors = []
+    for n in (200, 20000):
+        g = torch.Generator().manual_seed(0)
+        p = torch.rand(n, generator=g, dtype=torch.float64)
+        errors.append(float(smooth(p, torch.bernoulli(p, generator=g).long())))
+    assert errors[1] < 0.02 < errors[0] < 0.1
+
+
+def test_figure_of_the_smooth_error():
+    metric = SmoothCalibrationError(return_parts=True)
+    metric.update(*drawn(500))
+    above, below = metric.figure(title="held out").axes
+    told = metric.compute()
+    assert above.title == f"smooth calibration error {told['value']:.4f}, width {told['sigma']:.4f}"
+    # The mean of rows around each score, by the kernel and its two mirrors.
+    logits, target = drawn(500)
+    p, top = logits.softmax(1).max(1)
+    hits = (top == target).double()
+    for place, rate in list(zip(above.marks[1].x, above.marks[1].y, strict=True))[80::20]:
+        ends = torch.stack([p - place, -p - place, 2 - p - place])
+        kernel = torch.where(ends.abs() <= 0.5, (-(ends**2) / (2 * told["sigma"] ** 2)).exp(), 0).sum(0)
+        assert rate == pytest.approx(float((kernel * hits).sum() / kernel.sum()), abs=1e-3)
+    assert sum(below.marks[0].y) / len(below.marks[0].y) == pytest.approx(1)
+    assert "<svg" in to_svg(metric.figure())
+    assert "<svg" in to_svg(SmoothCalibrationError().figure())
+    by_class = SmoothCalibrationError(reduce="classwise", num_classes=3)
+    by_class.update(*drawn(50))
+    assert len(by_class.figure(1).axes) == 2
+    with pytest.raises(ValueError, match="class_index must name one of 3 classes, got None"):
+        by_class.figure()

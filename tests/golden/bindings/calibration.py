@@ -22,6 +22,7 @@ from trainkit.calibration.metrics import (
     NegativeLogLikelihood,
     ReliabilityDiagram,
     SelectiveRisk,
+    SmoothCalibrationError,
     TestBasedCalibrationError,
     ThresholdedACE,
     TopOneChangeRate,
@@ -132,6 +133,17 @@ def label_bins(record):
     return {"value": told["value"], **{k: told[own] for k, own in keys.items() if k in expected}}
 
 
+def smooth(record):
+    """Records of confidences are of top labels that were right or not: binary targets."""
+    inputs = record["inputs"]
+    scores, hits = inputs.get("confidence", inputs.get("probs")), inputs.get("correct", inputs.get("labels"))
+    metric = SmoothCalibrationError(
+        "binary", sigma=record["params"].get("sigma"), return_parts=True, input_kind="probs"
+    )
+    metric.update(torch.tensor(scores, dtype=torch.float64), torch.tensor(hits))
+    return metric.compute()
+
+
 def aurc(record):
     risks = record["expected"]["risk_at_coverage"]
     area, rate = value(AURC(), record), value(SelectiveRisk(1.0), record)
@@ -184,6 +196,8 @@ NAMES = {
     "KSCalibrationError": ks,
     "LabelConstrainedECE.pavabc": label_bins,
     "NegativeLogLikelihood": negative_log_likelihood,
+    "SmoothCalibrationError": smooth,
+    "SmoothCalibrationError.fixed_sigma": smooth,
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,
     "TemperatureScaling.separable": temperature,

@@ -10,5 +10,6 @@ from trainkit.calibration.metrics.ks_calibration_error import *
 from trainkit.calibration.metrics.negative_log_likelihood import *
 from trainkit.calibration.metrics.reliability_diagram import *
 from trainkit.calibration.metrics.selective_risk import *
+from trainkit.calibration.metrics.smooth_calibration_error import *
 from trainkit.calibration.metrics.tce import *
 from trainkit.calibration.metrics.top_one_change_rate import *
