@@ -19,7 +19,9 @@ from trainkit.calibration.metrics import (
     ClasswiseECE,
     EnsembleCRPS,
     IntervalScore,
+    KDECalibrationError,
     KSCalibrationError,
+    LabelConstrainedECE,
     LabelRankingCalibrationError,
     LogME,
     MaNo,
@@ -32,6 +34,8 @@ from trainkit.calibration.metrics import (
     ReliabilityDiagram,
     RewardModelCalibrationError,
     SelectiveRisk,
+    SmoothCalibrationError,
+    TestBasedCalibrationError,
     ThresholdedACE,
     TopOneChangeRate,
     normal_pit,
@@ -117,6 +121,40 @@ def ks(record):
         "value": value(KSCalibrationError(**options), record),
         "signed_argmax": value(KSCalibrationError(**options, signed=True), record),
     }
+
+
+def kde(record):
+    """The reference code's ``marginal`` is classwise; its gradients take probabilities as free."""
+    params = record["params"]
+    reduce = {"marginal": "classwise"}.get(params["mc_type"], params["mc_type"])
+    probs = torch.tensor(record["inputs"]["probs"], dtype=torch.float64, requires_grad=True)
+    metric = KDECalibrationError(reduce=reduce, p=params["p"], bandwidth=params["bandwidth"], input_kind="probs")
+    error = metric(probs, torch.tensor(record["inputs"]["labels"]))
+    (grad,) = torch.autograd.grad(error, probs)
+    return {"value": error.detach(), "grad": {"probs": grad}}
+
+
+def label_bins(record):
+    """The reference code pools the last labels by another rule; ``n_bin`` is the number of bins."""
+    params, expected = record["params"], record["expected"]
+    names = {"n_bin": "n_bins", "mode": "norm"}
+    cls = TestBasedCalibrationError if record["name"].startswith("TestBased") else LabelConstrainedECE
+    options = {names.get(k, k): v for k, v in params.items()}
+    metric = cls("binary", **options, official_compat=True, return_parts=True, input_kind="probs")
+    told = value(metric, record)
+    keys = {"bin_totals": "count", "bin_positives": "positives", "bin_edges": "edges"}
+    return {"value": told["value"], **{k: told[own] for k, own in keys.items() if k in expected}}
+
+
+def smooth(record):
+    """Records of confidences are of top labels that were right or not: binary targets."""
+    inputs = record["inputs"]
+    scores, hits = inputs.get("confidence", inputs.get("probs")), inputs.get("correct", inputs.get("labels"))
+    metric = SmoothCalibrationError(
+        "binary", sigma=record["params"].get("sigma"), return_parts=True, input_kind="probs"
+    )
+    metric.update(torch.tensor(scores, dtype=torch.float64), torch.tensor(hits))
+    return metric.compute()
 
 
 def aurc(record):
@@ -282,9 +320,15 @@ NAMES = {
     "PITCalibrationError": pit_calibration_error,
     "PinballLoss": pinball,
     "RewardModelCalibrationError": reward_model,
+    "LabelConstrainedECE.pavabc": label_bins,
+    "NegativeLogLikelihood": negative_log_likelihood,
+    "SmoothCalibrationError": smooth,
+    "SmoothCalibrationError.fixed_sigma": smooth,
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,
     "TemperatureScaling.separable": temperature,
     "TopOneChangeRate": top_one_change_rate,
+    **{f"TestBasedCalibrationError.{kind}": label_bins for kind in ("pavabc", "quantile", "uniform")},
+    **{f"KDECalibrationError.{kind}": kde for kind in ("canonical", "marginal", "top_label")},
     **{f"GeneralCalibrationError.{kind}": general for kind in ("ACE", "ECE", "RMSCE", "SCE", "SCE_l2", "TACE")},
 }

@@ -9,6 +9,7 @@ from trainkit.calibration.metrics.ensemble_crps import *
 from trainkit.calibration.metrics.expected_calibration_error import *
 from trainkit.calibration.metrics.grouped_metric import *
 from trainkit.calibration.metrics.interval_score import *
+from trainkit.calibration.metrics.kde_calibration_error import *
 from trainkit.calibration.metrics.ks_calibration_error import *
 from trainkit.calibration.metrics.label_ranking_calibration_error import *
 from trainkit.calibration.metrics.log_me import *
@@ -23,4 +24,6 @@ from trainkit.calibration.metrics.quantile_score import *
 from trainkit.calibration.metrics.reliability_diagram import *
 from trainkit.calibration.metrics.reward_model_calibration_error import *
 from trainkit.calibration.metrics.selective_risk import *
+from trainkit.calibration.metrics.smooth_calibration_error import *
+from trainkit.calibration.metrics.tce import *
 from trainkit.calibration.metrics.top_one_change_rate import *
