@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
+from trainkit.testing.beside import beside_kinds
+
 __all__ = ["KINDS", "Kind", "Problem", "kind_for"]
 
 NUM_CLASSES = 5
@@ -303,6 +305,7 @@ KINDS: Mapping[str, Kind] = {
     "changed_binary": Kind(_changed_binary, ("logits", "new_logits"), _changed_binary_problem),
     "features": Kind(_features, ("features",), _features_problem),
 }
+KINDS = {**KINDS, **beside_kinds(KINDS)}
 
 
 def kind_for(required: list[str]) -> str | None:

@@ -18,6 +18,7 @@ from trainkit.calibration.metrics import (
     ClasswiseECE,
     KSCalibrationError,
     NegativeLogLikelihood,
+    PartitionedCalibrationError,
     ReliabilityDiagram,
     SelectiveRisk,
     ThresholdedACE,
@@ -129,6 +130,17 @@ def top_one_change_rate(record):
     return {"value": told["rate"], "n_changed": told["changed"], **told}
 
 
+def partitioned(record):
+    params, inputs = record["params"], record["inputs"]
+    metric = PartitionedCalibrationError(
+        params["n_groups"], n_bins=params["n_bins"], norm=params["norm"], return_parts=True
+    )
+    logits = torch.tensor(inputs["logits"], dtype=torch.float64)
+    metric.update(logits, torch.tensor(inputs["labels"]), groups=torch.tensor(inputs["groups"]))
+    told = metric.compute()
+    return {"value": told["error"], **told}
+
+
 def temperature(record):
     logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
     calibrator = TemperatureScaling(**record["params"])
@@ -157,6 +169,7 @@ NAMES = {
     "ClasswiseCalibrationError": lambda record: by_class(ClasswiseECE, record),
     "KSCalibrationError": ks,
     "NegativeLogLikelihood": negative_log_likelihood,
+    "PartitionedCalibrationError": partitioned,
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,
     "TemperatureScaling.separable": temperature,
