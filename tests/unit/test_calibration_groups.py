@@ -5,10 +5,13 @@ import math
 import pytest
 import torch
 
+from trainkit.calibration import NeighborProximity
 from trainkit.calibration.metrics import (
     PartitionedCalibrationError,
+    ProximityInformedECE,
     binned_calibration_error,
     partitioned_calibration_error,
+    proximity_informed_ece,
 )
 
 
@@ -145,3 +148,185 @@ class TestPartitioned:
                 partitioned_calibration_error(wrong, target, groups=groups, num_groups=1, input_kind="probs")
         with pytest.raises(ValueError, match=r"logits must have shape \(N, C, ...\)"):
             partitioned_calibration_error(torch.zeros(2), target, groups=groups, num_groups=1, task="multilabel")
+
+
+def near(n=200, seed=0):
+    g = torch.Generator().manual_seed(seed + 2)
+    return (*drawn(n, seed=seed), torch.rand(n, generator=g, dtype=torch.float64))
+
+
+FROZEN = {"n_proximity_bins": 4, "proximity_edges": [0.0, 0.2, 0.5, 0.9, 1.0]}
+
+
+class TestProximityInformed:
+    def test_bias_far_from_the_data_does_not_cancel(self):
+        options = {"task": "binary", "n_bins": 5, "n_proximity_bins": 2, "input_kind": "probs", "return_parts": True}
+        p, target = torch.full((4,), 0.7, dtype=torch.float64), torch.tensor([1, 1, 1, 0])
+        told = proximity_informed_ece(p, target, proximity=torch.tensor([0.9, 0.8, 0.2, 0.1]), **options)
+        close(told["gap"], [-0.2, 0.3])
+        close(told["per_bin"], [0.2, 0.3])
+        close(told["error"], 0.25)
+        close(told["edges"], [0.0, 0.8, 1.0], rtol=1e-6)
+
+    @pytest.mark.parametrize("seed", range(20))
+    @pytest.mark.parametrize("options", [{}, FROZEN, {"reduce": "all"}, {"ties": "together"}])
+    def test_never_below_the_ece_over_the_same_bins(self, seed, options):
+        logits, target, proximity = near(60, seed=seed)
+        piece = proximity_informed_ece(logits, target, proximity=proximity, n_bins=7, **options)
+        assert piece >= binned_calibration_error(logits, target, n_bins=7, reduce=options.get("reduce")) - 1e-15
+
+    def test_one_bin_of_proximity_is_the_ece(self):
+        logits, target, proximity = near()
+        piece = proximity_informed_ece(logits, target, proximity=proximity, n_bins=15, n_proximity_bins=1)
+        close(piece, binned_calibration_error(logits, target))
+
+    def test_edges_of_the_parts_freeze_the_bins(self):
+        logits, target, proximity = near()
+        told = proximity_informed_ece(logits, target, proximity=proximity, return_parts=True)
+        frozen = ProximityInformedECE(proximity_edges=told["edges"].tolist(), return_parts=True)
+        alike(split(frozen, 7, logits, target, proximity=proximity), told)
+        assert set(frozen.metric_state) == {"bins", "settings"}
+
+    @pytest.mark.parametrize("size", [1, 7, 200])
+    @pytest.mark.parametrize("options", [{}, FROZEN, {"ties": "together", "n_proximity_bins": 3}])
+    def test_any_split_is_one_pass(self, size, options):
+        logits, target, proximity = near()
+        metric = ProximityInformedECE(**options, return_parts=True)
+        expected = proximity_informed_ece(logits, target, proximity=proximity, return_parts=True, **options)
+        alike(split(metric, size, logits, target, proximity=proximity), expected)
+
+    def test_weights_equal_repetition_between_edges(self):
+        logits, target, proximity = near(20)
+        times = torch.arange(20) % 4
+        repeated = proximity_informed_ece(
+            logits.repeat_interleave(times, 0),
+            target.repeat_interleave(times),
+            proximity=proximity.repeat_interleave(times),
+            return_parts=True,
+            **FROZEN,
+        )
+        weight = times.double()
+        options = {"proximity": proximity, "weight": weight, "return_parts": True, **FROZEN}
+        alike(proximity_informed_ece(logits, target, **options), repeated)
+
+    def test_without_edges_a_weight_moves_bins_and_zero_leaves_out(self):
+        logits, target, proximity = near(40)
+        weight = (torch.arange(40) % 3 > 0).double()
+        kept = weight > 0
+        options = {"n_proximity_bins": 3, "return_parts": True}
+        alike(
+            proximity_informed_ece(logits, target, proximity=proximity, weight=2 * weight, **options)
+            | {"count": torch.zeros(3)},
+            proximity_informed_ece(logits[kept], target[kept], proximity=proximity[kept], **options)
+            | {"count": torch.zeros(3)},
+        )
+
+    def test_ties_stay_together_on_demand(self):
+        logits, target, _ = near(10)
+        same = torch.full((10,), 0.5)
+        told = proximity_informed_ece(
+            logits, target, proximity=same, n_proximity_bins=2, ties="together", return_parts=True
+        )
+        assert sorted(told["count"].tolist()) == [0.0, 10.0]
+        told = proximity_informed_ece(logits, target, proximity=same, n_proximity_bins=2, return_parts=True)
+        assert told["count"].tolist() == [5.0, 5.0]
+
+    def test_blocks_of_a_large_batch_keep_their_proximity(self):
+        logits, target, proximity = near(70000)
+        for options in (FROZEN, {}):
+            metric = ProximityInformedECE(**options, return_parts=True)
+            alike(
+                split(metric, 1000, logits, target, proximity=proximity),
+                proximity_informed_ece(logits, target, proximity=proximity, return_parts=True, **options),
+            )
+
+    @pytest.mark.parametrize("options", [{}, FROZEN])
+    def test_one_row_ends_and_one_class(self, options):
+        settings = {"task": "binary", "input_kind": "probs", **options}
+        for p in (0.0, 1.0):
+            for end in (0.0, 1.0):
+                target = torch.tensor([1])
+                got = proximity_informed_ece(torch.tensor([p]), target, proximity=torch.tensor([end]), **settings)
+                close(got, 1 - p)
+
+    @pytest.mark.parametrize("options", [{}, FROZEN])
+    @pytest.mark.parametrize("nothing", ["no update", "no rows", "no weight"])
+    def test_nothing_to_average_is_nan_with_one_warning(self, options, nothing):
+        logits, target, proximity = near(4)
+        metric = ProximityInformedECE(**options, return_parts=True)
+        if nothing != "no update":
+            rows = slice(0, 0) if nothing == "no rows" else slice(None)
+            weight = torch.zeros(4)[rows]
+            metric.update(logits[rows], target[rows], proximity=proximity[rows], weight=weight)
+        words = "compute.*called before" if nothing == "no update" else "ProximityInformedECE: the value is nan"
+        with pytest.warns(UserWarning, match=words) as heard:
+            told = metric.compute()
+        assert len(heard) == 1
+        assert told["error"].isnan()
+        assert told["per_bin"].isnan().all()
+
+
+class TestNeighborProximity:
+    def test_by_hand_and_without_the_row_itself(self):
+        bank = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
+        module = NeighborProximity(k=2).fit(bank)
+        e = math.exp
+        close(module(bank[:1]), [(1 + e(-2)) / 2])
+        close(module(bank[:1], ids=torch.tensor([0])), [(e(-2) + e(-5)) / 2])
+        close(module(bank[:1], ids=torch.tensor([-1])), [(1 + e(-2)) / 2])
+
+    def test_chunks_change_nothing_and_search_is_exact(self):
+        g = torch.Generator().manual_seed(0)
+        bank, queries = torch.randn(300, 8, generator=g).double(), torch.randn(50, 8, generator=g).double()
+        expected = torch.cdist(queries, bank).sort(1).values[:, :5].neg().exp().mean(1)
+        for chunk in (1, 7, 1024):
+            close(NeighborProximity(k=5, chunk_size=chunk).fit(bank)(queries), expected, rtol=1e-10)
+
+    def test_near_rows_far_from_the_origin_keep_their_distance(self):
+        g = torch.Generator().manual_seed(0)
+        bank = 1000 + torch.randn(100, 16, generator=g)
+        proximity = NeighborProximity(k=1).fit(bank)(bank + 0.001)
+        torch.testing.assert_close(proximity, torch.full((100,), math.exp(-0.004)), rtol=2e-3, atol=0)
+
+    def test_normalized_features_forget_their_length(self):
+        g = torch.Generator().manual_seed(0)
+        bank, queries = torch.randn(20, 4, generator=g), torch.randn(5, 4, generator=g)
+        module = NeighborProximity(k=3, normalize=True).fit(bank)
+        torch.testing.assert_close(module(7 * queries), module(queries))
+
+    def test_a_large_bank_is_drawn_from_with_its_ids(self):
+        features = torch.arange(1000.0).unsqueeze(1)
+        first, second = (NeighborProximity(k=1, bank_size=50, seed=seed).fit(features) for seed in (0, 1))
+        assert len(first.bank) == 50
+        assert torch.equal(first.bank[:, 0].long(), first.bank_ids)
+        assert not torch.equal(first.bank_ids, second.bank_ids)
+        assert torch.equal(first.bank, NeighborProximity(k=1, bank_size=50).fit(features).bank)
+        assert (first(first.bank, ids=first.bank_ids) < 1).all()
+
+    def test_what_is_fitted_is_its_own_and_survives_casts_and_files(self):
+        features = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+        module = NeighborProximity(k=3).fit(features)
+        expected = module(features)
+        other = NeighborProximity(k=3)
+        other.load_state_dict(module.state_dict())
+        features_before = features.clone()
+        features += 1
+        torch.testing.assert_close(module.to(torch.bfloat16)(features_before), expected, rtol=0, atol=0)
+        torch.testing.assert_close(other(features_before), expected, rtol=0, atol=0)
+
+    def test_wrong_calls(self):
+        module = NeighborProximity(k=1)
+        with pytest.raises(RuntimeError, match="NeighborProximity: fit must be called before forward"):
+            module(torch.zeros(1, 1))
+        with pytest.raises(ValueError, match="ids must be all different"):
+            module.fit(torch.zeros(3, 1), ids=torch.tensor([0, 1, 1]))
+        with pytest.raises(TypeError, match="ids must be int64"):
+            module.fit(torch.zeros(3, 1), ids=torch.zeros(3))
+        with pytest.raises(ValueError, match=r"ids must have shape \(3,\)"):
+            module.fit(torch.zeros(3, 1), ids=torch.zeros(2, dtype=torch.int64))
+
+    def test_the_metric_takes_its_numbers(self):
+        logits, target = drawn(50)
+        proximity = NeighborProximity(k=5).fit(logits)(logits, ids=torch.arange(50))
+        assert ((proximity > 0) & (proximity <= 1)).all()
+        assert proximity_informed_ece(logits, target, proximity=proximity).isfinite()

@@ -19,6 +19,7 @@ from trainkit.calibration.metrics import (
     KSCalibrationError,
     NegativeLogLikelihood,
     PartitionedCalibrationError,
+    ProximityInformedECE,
     ReliabilityDiagram,
     SelectiveRisk,
     ThresholdedACE,
@@ -141,6 +142,14 @@ def partitioned(record):
     return {"value": told["error"], **told}
 
 
+def proximity_informed(record):
+    params, inputs = record["params"], record["inputs"]
+    metric = ProximityInformedECE(n_bins=params["conf_bins"], n_proximity_bins=params["proximity_bins"])
+    logits, proximity = (torch.tensor(inputs[name], dtype=torch.float64) for name in ("logits", "proximity"))
+    metric.update(logits, torch.tensor(inputs["labels"]), proximity=proximity)
+    return {"value": metric.compute()}
+
+
 def temperature(record):
     logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
     calibrator = TemperatureScaling(**record["params"])
@@ -170,6 +179,7 @@ NAMES = {
     "KSCalibrationError": ks,
     "NegativeLogLikelihood": negative_log_likelihood,
     "PartitionedCalibrationError": partitioned,
+    "ProximityInformedECE": proximity_informed,
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,
     "TemperatureScaling.separable": temperature,
