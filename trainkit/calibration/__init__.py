@@ -2,3 +2,5 @@
 
 The metrics are in ``trainkit.calibration.metrics``, what corrects predictions in ``trainkit.calibration.calibrators``.
 """
+
+from trainkit.calibration.proximity import *

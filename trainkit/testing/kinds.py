@@ -11,6 +11,7 @@ from itertools import permutations
 import torch
 from torch import Generator, Tensor
 
+from trainkit.testing.beside import beside_kinds
 from trainkit.testing.forecasts import FORECASTS, Forecast
 
 __all__ = ["KINDS", "Kind", "Problem", "kind_for"]
@@ -417,6 +418,7 @@ KINDS: Mapping[str, Kind] = {
     "label_ranking": Kind(_label_ranking, ("scores",), _label_ranking_problem),
     "ranking_law": Kind(_ranking_law, ("scores",), _ranking_law_problem),
 }
+KINDS = {**KINDS, **beside_kinds(KINDS)}
 
 
 def kind_for(required: list[str]) -> str | None:

@@ -28,7 +28,9 @@ from trainkit.calibration.metrics import (
     MixtureCRPS,
     NegativeLogLikelihood,
     NormalCRPS,
+    PartitionedCalibrationError,
     PITCalibrationError,
+    ProximityInformedECE,
     QuantileCalibrationError,
     QuantileScore,
     ReliabilityDiagram,
@@ -219,8 +221,25 @@ def reward_model(record):
     metric = RewardModelCalibrationError(**record["params"], return_parts=True)
     inputs = (record["inputs"][name] for name in ("reward_chosen", "reward_rejected"))
     metric.update(*(torch.tensor(values, dtype=torch.float64) for values in inputs))
+
+
+def partitioned(record):
+    params, inputs = record["params"], record["inputs"]
+    metric = PartitionedCalibrationError(
+        params["n_groups"], n_bins=params["n_bins"], norm=params["norm"], return_parts=True
+    )
+    logits = torch.tensor(inputs["logits"], dtype=torch.float64)
+    metric.update(logits, torch.tensor(inputs["labels"]), groups=torch.tensor(inputs["groups"]))
     told = metric.compute()
     return {"value": told["error"], **told}
+
+
+def proximity_informed(record):
+    params, inputs = record["params"], record["inputs"]
+    metric = ProximityInformedECE(n_bins=params["conf_bins"], n_proximity_bins=params["proximity_bins"])
+    logits, proximity = (torch.tensor(inputs[name], dtype=torch.float64) for name in ("logits", "proximity"))
+    metric.update(logits, torch.tensor(inputs["labels"]), proximity=proximity)
+    return {"value": metric.compute()}
 
 
 def temperature(record):
@@ -324,6 +343,8 @@ NAMES = {
     "NegativeLogLikelihood": negative_log_likelihood,
     "SmoothCalibrationError": smooth,
     "SmoothCalibrationError.fixed_sigma": smooth,
+    "PartitionedCalibrationError": partitioned,
+    "ProximityInformedECE": proximity_informed,
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,
     "TemperatureScaling.separable": temperature,

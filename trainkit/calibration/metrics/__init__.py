@@ -17,8 +17,10 @@ from trainkit.calibration.metrics.mano import *
 from trainkit.calibration.metrics.mixture_crps import *
 from trainkit.calibration.metrics.negative_log_likelihood import *
 from trainkit.calibration.metrics.normal_crps import *
+from trainkit.calibration.metrics.partitioned_calibration_error import *
 from trainkit.calibration.metrics.pit_calibration_error import *
 from trainkit.calibration.metrics.pit_values import *
+from trainkit.calibration.metrics.proximity_informed_ece import *
 from trainkit.calibration.metrics.quantile_calibration_error import *
 from trainkit.calibration.metrics.quantile_score import *
 from trainkit.calibration.metrics.reliability_diagram import *

@@ -1,0 +1,230 @@
+"""Records of the metrics that look at groups, at neighbours, at changes and at bins one by one."""
+
+import math
+
+import torch
+
+from tests.golden.bind import golden
+from tests.specs.calibration_binned import certain, equal_width, error_of_bins, wrong
+from tests.specs.calibration_metrics import ERRORS, distributions, flat
+from trainkit.calibration import NeighborProximity
+from trainkit.calibration.metrics import (
+    PartitionedCalibrationError,
+    ProximityInformedECE,
+    partitioned_calibration_error,
+    proximity_informed_ece,
+)
+from trainkit.testing import BadCall, MetricSpec, ModuleSpec
+
+NAN = math.nan
+
+
+def scores_beside(logits, target, task, reduce, beside):
+    """Triples of score, hit and what stands beside the target."""
+    reduce = reduce or ("top_label" if task == "multiclass" else "all")
+    triples = []
+    for (p, t), own in zip(distributions(logits, target, task), flat(beside), strict=True):
+        if reduce == "top_label":
+            top = p.index(max(p))
+            looked_at = [(p[top], t[top])]
+        else:
+            looked_at = zip(p, t, strict=True) if task == "multiclass" else [(p[1], t[1])]
+        triples += [(s, a, own) for s, a in looked_at]
+    return triples
+
+
+def error_of(pairs, n_bins, closed, norm="l1"):
+    bins, _ = equal_width(pairs, n_bins, closed)
+    error = error_of_bins(bins, norm, "count", False)
+    return math.sqrt(error) if norm == "l2" else error
+
+
+def partitioned_reference(
+    logits,
+    target,
+    groups,
+    num_groups,
+    task="multiclass",
+    n_bins=15,
+    norm="l1",
+    reduce=None,
+    closed="left",
+    return_parts=False,
+):
+    triples = scores_beside(logits, target, task, reduce, groups)
+    inside = [[(s, a) for s, a, g in triples if g == group] for group in range(num_groups)]
+    errors = [error_of(pairs, n_bins, closed, norm) if pairs else NAN for pairs in inside]
+    counts = [len(pairs) for pairs in inside]
+    there = [e for e in errors if not math.isnan(e)]
+    error = sum(n * e for n, e in zip(counts, errors, strict=True) if n) / sum(counts)
+    parts = {
+        "error": error,
+        "per_group": errors,
+        "worst_group": max(there),
+        "max_gap": max(there) - min(there),
+        "count": [float(n) for n in counts],
+    }
+    return parts if return_parts else error
+
+
+def proximity_reference(
+    logits,
+    target,
+    proximity,
+    task="multiclass",
+    n_bins=10,
+    n_proximity_bins=10,
+    proximity_edges=None,
+    reduce=None,
+    closed="left",
+    ties="split",
+    return_parts=False,
+):
+    triples = sorted(scores_beside(logits, target, task, reduce, proximity), key=lambda triple: triple[2])
+    n, count = len(triples), n_proximity_bins
+    if proximity_edges is not None:
+        edges = proximity_edges
+        place = [sum(d >= e for e in edges[1:-1]) for _, _, d in triples]
+    else:
+        starts = [triples[min(round(m * (n / count)), n - 1)][2] for m in range(1, count)]
+        together = [sum(d >= e for e in starts) for _, _, d in triples]
+        place = [r * count // n for r in range(n)] if ties == "split" else together
+        lowest = [
+            min((t[2] for t, p in zip(triples, place, strict=True) if p == m), default=None) for m in range(count)
+        ]
+        edges = [0.0, *(next((d for d in lowest[m:] if d is not None), 1.0) for m in range(1, count)), 1.0]
+    inside = [[(s, a) for (s, a, _), p in zip(triples, place, strict=True) if p == m] for m in range(count)]
+    errors = [error_of(pairs, n_bins, closed) if pairs else NAN for pairs in inside]
+    error = sum(len(pairs) * e for pairs, e in zip(inside, errors, strict=True) if pairs) / n
+    parts = {
+        "error": error,
+        "per_bin": errors,
+        "gap": [sum(a - s for s, a in pairs) / len(pairs) if pairs else NAN for pairs in inside],
+        "count": [float(len(pairs)) for pairs in inside],
+        "edges": edges,
+    }
+    return parts if return_parts else error
+
+
+BANK = [[math.sin(3.0 * i + j * j) for j in range(4)] for i in range(12)]
+
+
+def neighbours(module, inputs):
+    """Proximity of the inputs, the third of them as the row 5 of the bank."""
+    module.fit(torch.tensor(BANK, dtype=torch.float64).to(inputs["features"]))
+    ids = torch.full((len(inputs["features"]),), -1)
+    ids[2:3] = 5
+    return module(inputs["features"], ids=ids)
+
+
+def neighbours_reference(features, k=10, normalize=False, chunk_size=1024):
+    def unit(row):
+        return [v / math.hypot(*row) for v in row] if normalize else row
+
+    found = []
+    for position, x in enumerate(features):
+        bank = [row for i, row in enumerate(BANK) if (position, i) != (2, 5)]
+        distances = sorted(math.dist(unit(x), unit(row)) for row in bank)
+        found.append(sum(math.exp(-d) for d in distances[:k]) / k)
+    return found
+
+
+BIN_ERRORS = (
+    *ERRORS,
+    BadCall(ValueError, "n_bins must be >= 1, got 0", {"n_bins": 0}),
+    BadCall(ValueError, "reduce must be one of 'top_label', 'all', got 'classwise'", {"reduce": "classwise"}),
+    BadCall(ValueError, "closed must be one of", {"closed": "both"}),
+)
+
+SPECS = (
+    MetricSpec(
+        cls=PartitionedCalibrationError,
+        kind="classification_beside",
+        function=partitioned_calibration_error,
+        reference=partitioned_reference,
+        configs=(
+            {"num_groups": 3},
+            {"num_groups": 4, "return_parts": True, "n_bins": 4, "closed": "right"},
+            {"num_groups": 3, "task": "binary", "norm": "l2"},
+            {"num_groups": 3, "task": "multilabel", "norm": "max", "n_bins": 3},
+            {"num_groups": 3, "n_bins": 1},
+            {"num_groups": 3, "reduce": "all", "n_bins": 4},
+        ),
+        kinds={2: "binary_beside", 3: "multilabel_beside", 4: "dense_beside"},
+        golden=golden("PartitionedCalibrationError"),
+        errors=(
+            *BIN_ERRORS,
+            BadCall(ValueError, "num_groups must be >= 1, got 0", {"num_groups": 0}),
+            BadCall(ValueError, "norm must be one of 'l1', 'l2', 'max', got 'l3'", {"norm": "l3"}),
+            BadCall(TypeError, "return_parts must be True or False, got 1", {"return_parts": 1}),
+            BadCall(ValueError, "got 3 at index (1,)", inputs={"groups": torch.tensor([0, 3, 1, 1])}),
+            BadCall(ValueError, "got -2 at index (0,)", inputs={"groups": torch.tensor([-2, 0, 1, 1])}),
+            BadCall(TypeError, "groups must be int64", inputs={"groups": torch.zeros(4)}),
+            BadCall(TypeError, "groups must be a tensor, got None", inputs={"groups": None}),
+            BadCall(ValueError, "groups must have shape (4,)", inputs={"groups": torch.zeros(3, dtype=torch.int64)}),
+        ),
+        perfect=certain,
+        worst=wrong,
+        bounds=(0.0, math.inf),
+        seeds=("000.40",),
+    ),
+    MetricSpec(
+        cls=ProximityInformedECE,
+        kind="classification_beside",
+        function=proximity_informed_ece,
+        reference=proximity_reference,
+        configs=(
+            {},
+            {"n_bins": 3, "n_proximity_bins": 4, "return_parts": True},
+            {"n_proximity_bins": 3, "proximity_edges": [0.0, 0.3, 0.6, 1.0], "return_parts": True, "closed": "right"},
+            {"task": "binary", "n_proximity_bins": 2, "proximity_edges": [0.0, 0.5, 1.0]},
+            {"task": "multilabel", "n_bins": 3, "ties": "together"},
+            {"reduce": "all", "n_bins": 4, "n_proximity_bins": 2, "ties": "together"},
+        ),
+        kinds={3: "binary_beside", 4: "multilabel_beside"},
+        golden=golden("ProximityInformedECE"),
+        errors=(
+            *BIN_ERRORS,
+            BadCall(ValueError, "n_proximity_bins must be >= 1, got 0", {"n_proximity_bins": 0}),
+            BadCall(ValueError, "ties must be one of 'split', 'together'", {"ties": "random"}),
+            BadCall(ValueError, "proximity_edges must have 11 entries", {"proximity_edges": [0.0, 1.0]}),
+            BadCall(
+                ValueError,
+                "proximity_edges must be in ascending order",
+                {"n_proximity_bins": 3, "proximity_edges": [0.0, 0.6, 0.3, 1.0]},
+            ),
+            BadCall(
+                ValueError,
+                "proximity_edges must be >= 0 and <= 1, got 2",
+                {"n_proximity_bins": 1, "proximity_edges": [0.0, 2]},
+            ),
+            BadCall(TypeError, "return_parts must be True or False, got 1", {"return_parts": 1}),
+            BadCall(ValueError, "proximity must be in [0, 1], got 1.5", inputs={"proximity": torch.full((4,), 1.5)}),
+            BadCall(ValueError, "proximity must be in [0, 1], got nan", inputs={"proximity": torch.full((4,), NAN)}),
+            BadCall(TypeError, "proximity must be a floating point", inputs={"proximity": torch.ones(4).long()}),
+            BadCall(ValueError, "proximity must have shape (4,)", inputs={"proximity": torch.ones(4, 1)}),
+        ),
+        perfect=certain,
+        worst=wrong,
+        bounds=(-1.0, math.inf),
+        seeds=("000.49",),
+    ),
+    ModuleSpec(
+        cls=NeighborProximity,
+        kind="features",
+        call=neighbours,
+        reference=neighbours_reference,
+        configs=({}, {"k": 3, "normalize": True, "chunk_size": 2}),
+        errors=(
+            BadCall(ValueError, "k must be >= 1, got 0", {"k": 0}),
+            BadCall(ValueError, "bank_size must be > 10, the number of neighbours, got 10", {"bank_size": 10}),
+            BadCall(ValueError, "features must have more rows than k=12", {"k": 12}),
+            BadCall(TypeError, "normalize must be True or False, got 1", {"normalize": 1}),
+            BadCall(ValueError, "seed must be >= 0, got -1", {"seed": -1}),
+            BadCall(ValueError, "features must have shape (N, 4), as in fit", inputs={"features": torch.zeros(4, 3)}),
+            BadCall(ValueError, "features must have shape (N, D)", inputs={"features": torch.zeros(4)}),
+            BadCall(ValueError, "features must be finite, got nan", inputs={"features": torch.full((4, 4), NAN)}),
+        ),
+        seeds=("000.49",),
+    ),
+)

@@ -1,0 +1,332 @@
+"""Behaviours of the metrics of groups, neighbours, changes and single bins that no property covers."""
+
+import math
+
+import pytest
+import torch
+
+from trainkit.calibration import NeighborProximity
+from trainkit.calibration.metrics import (
+    PartitionedCalibrationError,
+    ProximityInformedECE,
+    binned_calibration_error,
+    partitioned_calibration_error,
+    proximity_informed_ece,
+)
+
+
+def close(got, expected, rtol=1e-12, atol=1e-14):
+    got = torch.as_tensor(got)
+    torch.testing.assert_close(got, torch.as_tensor(expected, dtype=got.dtype), rtol=rtol, atol=atol, equal_nan=True)
+
+
+def drawn(n=200, classes=4, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(n, classes, generator=g, dtype=torch.float64)
+    return logits, (0.5 * logits).softmax(1).multinomial(1, generator=g)[:, 0]
+
+
+def grouped(n=200, num_groups=3, seed=0):
+    g = torch.Generator().manual_seed(seed + 1)
+    return (*drawn(n, seed=seed), torch.randint(-1, num_groups, (n,), generator=g))
+
+
+def split(metric, size, *tensors, **named):
+    """Value of a metric that got the rows in pieces."""
+    for rows in torch.arange(len(tensors[0])).split(size):
+        metric.update(*(t[rows] for t in tensors), **{k: t[rows] for k, t in named.items()})
+    return metric.compute()
+
+
+def alike(got, expected):
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        close(got[name], value)
+
+
+class TestPartitioned:
+    def test_errors_that_cancel_in_an_ece_do_not_cancel_over_groups(self):
+        p, target, groups = torch.full((4,), 0.7), torch.tensor([1, 1, 1, 0]), torch.tensor([0, 0, 1, 1])
+        options = {"task": "binary", "n_bins": 5, "input_kind": "probs"}
+        told = partitioned_calibration_error(p, target, groups=groups, num_groups=2, return_parts=True, **options)
+        close(told["per_group"], [0.3, 0.2], rtol=1e-6)
+        close(told["error"], 0.25, rtol=1e-6)
+        close(told["worst_group"], 0.3, rtol=1e-6)
+        close(told["max_gap"], 0.1, rtol=1e-6)
+
+    @pytest.mark.parametrize("seed", range(20))
+    @pytest.mark.parametrize("n_bins", [1, 5, 15])
+    def test_never_below_the_ece_over_the_same_bins(self, seed, n_bins):
+        logits, target, groups = grouped(60, seed=seed)
+        groups = groups.clamp_min(0)
+        pce = partitioned_calibration_error(logits, target, groups=groups, num_groups=3, n_bins=n_bins)
+        assert pce >= binned_calibration_error(logits, target, n_bins=n_bins) - 1e-15
+
+    @pytest.mark.parametrize("norm", ["l1", "l2", "max"])
+    def test_one_group_is_the_binned_error(self, norm):
+        logits, target = drawn()
+        groups = torch.zeros(200, dtype=torch.int64)
+        got = partitioned_calibration_error(logits, target, groups=groups, num_groups=1, norm=norm)
+        close(got, binned_calibration_error(logits, target, norm=norm))
+
+    @pytest.mark.parametrize("size", [1, 7, 200])
+    def test_any_split_is_one_pass(self, size):
+        logits, target, groups = grouped()
+        metric = PartitionedCalibrationError(3, n_bins=5, return_parts=True)
+        expected = partitioned_calibration_error(
+            logits, target, groups=groups, num_groups=3, n_bins=5, return_parts=True
+        )
+        alike(split(metric, size, logits, target, groups=groups), expected)
+
+    @pytest.mark.parametrize("norm", ["l1", "l2", "max"])
+    def test_weights_equal_repetition(self, norm):
+        logits, target, groups = grouped(20)
+        times = torch.arange(20) % 4
+        options = {"num_groups": 3, "norm": norm, "n_bins": 4, "return_parts": True}
+        repeated = partitioned_calibration_error(
+            logits.repeat_interleave(times, 0),
+            target.repeat_interleave(times),
+            groups=groups.repeat_interleave(times),
+            **options,
+        )
+        weighted = partitioned_calibration_error(logits, target, groups=groups, weight=times.double(), **options)
+        alike(weighted, repeated)
+
+    def test_a_group_without_targets_is_nan_and_counts_in_nothing_else(self):
+        logits, target = drawn(10)
+        groups = torch.full((10,), 1)
+        told = partitioned_calibration_error(logits, target, groups=groups, num_groups=3, return_parts=True)
+        assert told["per_group"].isnan().tolist() == [True, False, True]
+        close(told["worst_group"], told["error"])
+        close(told["max_gap"], 0.0)
+
+    def test_left_out_groups_equal_left_out_rows(self):
+        logits, target, groups = grouped()
+        kept = groups >= 0
+        options = {"num_groups": 3, "return_parts": True}
+        alike(
+            partitioned_calibration_error(logits, target, groups=groups, **options),
+            partitioned_calibration_error(logits[kept], target[kept], groups=groups[kept], **options),
+        )
+
+    def test_blocks_of_a_large_batch_keep_their_groups(self):
+        logits, target = drawn(70000)
+        groups = torch.arange(70000) % 3
+        for reduce in (None, "all"):
+            options = {"num_groups": 3, "reduce": reduce, "return_parts": True}
+            metric = PartitionedCalibrationError(**options)
+            alike(
+                split(metric, 1000, logits, target, groups=groups),
+                partitioned_calibration_error(logits, target, groups=groups, **options),
+            )
+
+    @pytest.mark.parametrize("hit", [0, 1])
+    def test_one_row_one_class_and_certain_probabilities(self, hit):
+        options = {"num_groups": 2, "task": "binary", "input_kind": "probs"}
+        groups = torch.tensor([0])
+        for p in (0.0, 1.0):
+            got = partitioned_calibration_error(torch.tensor([p]), torch.tensor([hit]), groups=groups, **options)
+            close(got, abs(hit - p))
+
+    @pytest.mark.parametrize("nothing", ["no rows", "no group", "no weight"])
+    def test_nothing_to_average_is_nan_with_one_warning(self, nothing):
+        logits, target = drawn(4)
+        groups = torch.full((4,), -1 if nothing == "no group" else 0)
+        metric = PartitionedCalibrationError(2, return_parts=True)
+        rows = slice(0, 0) if nothing == "no rows" else slice(None)
+        weight = torch.zeros(4)[rows] if nothing == "no weight" else None
+        metric.update(logits[rows], target[rows], groups=groups[rows], weight=weight)
+        with pytest.warns(UserWarning, match="PartitionedCalibrationError: the value is nan") as heard:
+            told = metric.compute()
+        assert len(heard) == 1
+        assert all(told[name].isnan().all() for name in ("error", "per_group", "worst_group", "max_gap"))
+
+    def test_wrong_probabilities_and_nan_raise(self):
+        groups, target = torch.zeros(2, dtype=torch.int64), torch.tensor([0, 1])
+        for wrong, words in ((torch.full((2, 2), 0.7), "sum to 1"), (torch.full((2, 2), math.nan), "got nan")):
+            with pytest.raises(ValueError, match=f"partitioned_calibration_error: .*{words}"):
+                partitioned_calibration_error(wrong, target, groups=groups, num_groups=1, input_kind="probs")
+        with pytest.raises(ValueError, match=r"logits must have shape \(N, C, ...\)"):
+            partitioned_calibration_error(torch.zeros(2), target, groups=groups, num_groups=1, task="multilabel")
+
+
+def near(n=200, seed=0):
+    g = torch.Generator().manual_seed(seed + 2)
+    return (*drawn(n, seed=seed), torch.rand(n, generator=g, dtype=torch.float64))
+
+
+FROZEN = {"n_proximity_bins": 4, "proximity_edges": [0.0, 0.2, 0.5, 0.9, 1.0]}
+
+
+class TestProximityInformed:
+    def test_bias_far_from_the_data_does_not_cancel(self):
+        options = {"task": "binary", "n_bins": 5, "n_proximity_bins": 2, "input_kind": "probs", "return_parts": True}
+        p, target = torch.full((4,), 0.7, dtype=torch.float64), torch.tensor([1, 1, 1, 0])
+        told = proximity_informed_ece(p, target, proximity=torch.tensor([0.9, 0.8, 0.2, 0.1]), **options)
+        close(told["gap"], [-0.2, 0.3])
+        close(told["per_bin"], [0.2, 0.3])
+        close(told["error"], 0.25)
+        close(told["edges"], [0.0, 0.8, 1.0], rtol=1e-6)
+
+    @pytest.mark.parametrize("seed", range(20))
+    @pytest.mark.parametrize("options", [{}, FROZEN, {"reduce": "all"}, {"ties": "together"}])
+    def test_never_below_the_ece_over_the_same_bins(self, seed, options):
+        logits, target, proximity = near(60, seed=seed)
+        piece = proximity_informed_ece(logits, target, proximity=proximity, n_bins=7, **options)
+        assert piece >= binned_calibration_error(logits, target, n_bins=7, reduce=options.get("reduce")) - 1e-15
+
+    def test_one_bin_of_proximity_is_the_ece(self):
+        logits, target, proximity = near()
+        piece = proximity_informed_ece(logits, target, proximity=proximity, n_bins=15, n_proximity_bins=1)
+        close(piece, binned_calibration_error(logits, target))
+
+    def test_edges_of_the_parts_freeze_the_bins(self):
+        logits, target, proximity = near()
+        told = proximity_informed_ece(logits, target, proximity=proximity, return_parts=True)
+        frozen = ProximityInformedECE(proximity_edges=told["edges"].tolist(), return_parts=True)
+        alike(split(frozen, 7, logits, target, proximity=proximity), told)
+        assert set(frozen.metric_state) == {"bins", "settings"}
+
+    @pytest.mark.parametrize("size", [1, 7, 200])
+    @pytest.mark.parametrize("options", [{}, FROZEN, {"ties": "together", "n_proximity_bins": 3}])
+    def test_any_split_is_one_pass(self, size, options):
+        logits, target, proximity = near()
+        metric = ProximityInformedECE(**options, return_parts=True)
+        expected = proximity_informed_ece(logits, target, proximity=proximity, return_parts=True, **options)
+        alike(split(metric, size, logits, target, proximity=proximity), expected)
+
+    def test_weights_equal_repetition_between_edges(self):
+        logits, target, proximity = near(20)
+        times = torch.arange(20) % 4
+        repeated = proximity_informed_ece(
+            logits.repeat_interleave(times, 0),
+            target.repeat_interleave(times),
+            proximity=proximity.repeat_interleave(times),
+            return_parts=True,
+            **FROZEN,
+        )
+        weight = times.double()
+        options = {"proximity": proximity, "weight": weight, "return_parts": True, **FROZEN}
+        alike(proximity_informed_ece(logits, target, **options), repeated)
+
+    def test_without_edges_a_weight_moves_bins_and_zero_leaves_out(self):
+        logits, target, proximity = near(40)
+        weight = (torch.arange(40) % 3 > 0).double()
+        kept = weight > 0
+        options = {"n_proximity_bins": 3, "return_parts": True}
+        alike(
+            proximity_informed_ece(logits, target, proximity=proximity, weight=2 * weight, **options)
+            | {"count": torch.zeros(3)},
+            proximity_informed_ece(logits[kept], target[kept], proximity=proximity[kept], **options)
+            | {"count": torch.zeros(3)},
+        )
+
+    def test_ties_stay_together_on_demand(self):
+        logits, target, _ = near(10)
+        same = torch.full((10,), 0.5)
+        told = proximity_informed_ece(
+            logits, target, proximity=same, n_proximity_bins=2, ties="together", return_parts=True
+        )
+        assert sorted(told["count"].tolist()) == [0.0, 10.0]
+        told = proximity_informed_ece(logits, target, proximity=same, n_proximity_bins=2, return_parts=True)
+        assert told["count"].tolist() == [5.0, 5.0]
+
+    def test_blocks_of_a_large_batch_keep_their_proximity(self):
+        logits, target, proximity = near(70000)
+        for options in (FROZEN, {}):
+            metric = ProximityInformedECE(**options, return_parts=True)
+            alike(
+                split(metric, 1000, logits, target, proximity=proximity),
+                proximity_informed_ece(logits, target, proximity=proximity, return_parts=True, **options),
+            )
+
+    @pytest.mark.parametrize("options", [{}, FROZEN])
+    def test_one_row_ends_and_one_class(self, options):
+        settings = {"task": "binary", "input_kind": "probs", **options}
+        for p in (0.0, 1.0):
+            for end in (0.0, 1.0):
+                target = torch.tensor([1])
+                got = proximity_informed_ece(torch.tensor([p]), target, proximity=torch.tensor([end]), **settings)
+                close(got, 1 - p)
+
+    @pytest.mark.parametrize("options", [{}, FROZEN])
+    @pytest.mark.parametrize("nothing", ["no update", "no rows", "no weight"])
+    def test_nothing_to_average_is_nan_with_one_warning(self, options, nothing):
+        logits, target, proximity = near(4)
+        metric = ProximityInformedECE(**options, return_parts=True)
+        if nothing != "no update":
+            rows = slice(0, 0) if nothing == "no rows" else slice(None)
+            weight = torch.zeros(4)[rows]
+            metric.update(logits[rows], target[rows], proximity=proximity[rows], weight=weight)
+        words = "compute.*called before" if nothing == "no update" else "ProximityInformedECE: the value is nan"
+        with pytest.warns(UserWarning, match=words) as heard:
+            told = metric.compute()
+        assert len(heard) == 1
+        assert told["error"].isnan()
+        assert told["per_bin"].isnan().all()
+
+
+class TestNeighborProximity:
+    def test_by_hand_and_without_the_row_itself(self):
+        bank = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
+        module = NeighborProximity(k=2).fit(bank)
+        e = math.exp
+        close(module(bank[:1]), [(1 + e(-2)) / 2])
+        close(module(bank[:1], ids=torch.tensor([0])), [(e(-2) + e(-5)) / 2])
+        close(module(bank[:1], ids=torch.tensor([-1])), [(1 + e(-2)) / 2])
+
+    def test_chunks_change_nothing_and_search_is_exact(self):
+        g = torch.Generator().manual_seed(0)
+        bank, queries = torch.randn(300, 8, generator=g).double(), torch.randn(50, 8, generator=g).double()
+        expected = torch.cdist(queries, bank).sort(1).values[:, :5].neg().exp().mean(1)
+        for chunk in (1, 7, 1024):
+            close(NeighborProximity(k=5, chunk_size=chunk).fit(bank)(queries), expected, rtol=1e-10)
+
+    def test_near_rows_far_from_the_origin_keep_their_distance(self):
+        g = torch.Generator().manual_seed(0)
+        bank = 1000 + torch.randn(100, 16, generator=g)
+        proximity = NeighborProximity(k=1).fit(bank)(bank + 0.001)
+        torch.testing.assert_close(proximity, torch.full((100,), math.exp(-0.004)), rtol=2e-3, atol=0)
+
+    def test_normalized_features_forget_their_length(self):
+        g = torch.Generator().manual_seed(0)
+        bank, queries = torch.randn(20, 4, generator=g), torch.randn(5, 4, generator=g)
+        module = NeighborProximity(k=3, normalize=True).fit(bank)
+        torch.testing.assert_close(module(7 * queries), module(queries))
+
+    def test_a_large_bank_is_drawn_from_with_its_ids(self):
+        features = torch.arange(1000.0).unsqueeze(1)
+        first, second = (NeighborProximity(k=1, bank_size=50, seed=seed).fit(features) for seed in (0, 1))
+        assert len(first.bank) == 50
+        assert torch.equal(first.bank[:, 0].long(), first.bank_ids)
+        assert not torch.equal(first.bank_ids, second.bank_ids)
+        assert torch.equal(first.bank, NeighborProximity(k=1, bank_size=50).fit(features).bank)
+        assert (first(first.bank, ids=first.bank_ids) < 1).all()
+
+    def test_what_is_fitted_is_its_own_and_survives_casts_and_files(self):
+        features = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+        module = NeighborProximity(k=3).fit(features)
+        expected = module(features)
+        other = NeighborProximity(k=3)
+        other.load_state_dict(module.state_dict())
+        features_before = features.clone()
+        features += 1
+        torch.testing.assert_close(module.to(torch.bfloat16)(features_before), expected, rtol=0, atol=0)
+        torch.testing.assert_close(other(features_before), expected, rtol=0, atol=0)
+
+    def test_wrong_calls(self):
+        module = NeighborProximity(k=1)
+        with pytest.raises(RuntimeError, match="NeighborProximity: fit must be called before forward"):
+            module(torch.zeros(1, 1))
+        with pytest.raises(ValueError, match="ids must be all different"):
+            module.fit(torch.zeros(3, 1), ids=torch.tensor([0, 1, 1]))
+        with pytest.raises(TypeError, match="ids must be int64"):
+            module.fit(torch.zeros(3, 1), ids=torch.zeros(3))
+        with pytest.raises(ValueError, match=r"ids must have shape \(3,\)"):
+            module.fit(torch.zeros(3, 1), ids=torch.zeros(2, dtype=torch.int64))
+
+    def test_the_metric_takes_its_numbers(self):
+        logits, target = drawn(50)
+        proximity = NeighborProximity(k=5).fit(logits)(logits, ids=torch.arange(50))
+        assert ((proximity > 0) & (proximity <= 1)).all()
+        assert proximity_informed_ece(logits, target, proximity=proximity).isfinite()
