@@ -67,7 +67,7 @@ SPECS = (
     MetricSpec(
         cls=GroupedMetric,
         reference=grouped_reference,
-        kind="grouped_classification",
+        kind="classification_beside",
         configs=(
             {"metric": BrierScore(), "num_groups": 3},
             {"metric": ECE(), "num_groups": 4},
@@ -76,7 +76,7 @@ SPECS = (
             BadCall(TypeError, "metric must be a metric, got 'ece'", {"metric": "ece"}),
             BadCall(TypeError, "metric must be inside of this", {"metric": BootstrapInterval(BrierScore())}),
             BadCall(ValueError, "num_groups must be >= 1, got 0", {"num_groups": 0}),
-            BadCall(ValueError, "groups must be in [-1, 1), got [1, 2]", {"num_groups": 1}),
+            BadCall(ValueError, "groups must be in [-1, 1), got [", {"num_groups": 1}),
         ),
         seeds=("GroupedMetric",),
     ),

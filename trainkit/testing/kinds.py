@@ -6,19 +6,18 @@ function in this file.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import permutations
 
 import torch
 from torch import Generator, Tensor
 
 from trainkit.testing.beside import beside_kinds
 from trainkit.testing.forecasts import FORECASTS, Forecast
+from trainkit.testing.rankings import ranking_kinds
 
 __all__ = ["KINDS", "Kind", "Problem", "kind_for"]
 
 NUM_CLASSES = 5
 NUM_FEATURES = 4
-NUM_ITEMS = 4
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,6 @@ def _classification(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tenso
 
 def _indexed_classification(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
     return {**_classification(g, n, dtype), "index": torch.arange(n)}
-
-
-def _grouped_classification(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {**_classification(g, n, dtype), "groups": _integers(g, 4, n) - 1}
 
 
 def _soft_classification(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -155,25 +150,6 @@ def _labelled_features(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Te
 
 def _regression_features(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
     return {**_features(g, n, dtype), "target": _normal(g, n, dtype=dtype)}
-
-
-def _preference(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {"chosen_scores": _normal(g, n, dtype=dtype), "rejected_scores": _normal(g, n, dtype=dtype)}
-
-
-def _rankings(g: Generator, n: int, items: int) -> Tensor:
-    """Orders of the items; every third row leaves out the last."""
-    rankings = _normal(g, n, items).argsort(1)
-    rankings[2::3, -1] = -1
-    return rankings
-
-
-def _label_ranking(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {"scores": _normal(g, n, NUM_ITEMS, dtype=dtype), "rankings": _rankings(g, n, NUM_ITEMS)}
-
-
-def _ranking_law(g: Generator, n: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {"scores": _normal(g, n, 6).softmax(1).to(dtype), "rankings": _rankings(g, n, 3)}
 
 
 def _linear_problem(
@@ -269,39 +245,6 @@ def _ranking_problem(g: Generator) -> Problem:
     return Problem([w], lambda: {"scores": (x @ w)[:, 0], "negatives": (x @ w)[:, 1:]}, score, 0.95)
 
 
-def _preference_problem(g: Generator) -> Problem:
-    problem = _ranking_problem(g)
-
-    def inputs() -> dict[str, Tensor]:
-        drawn = problem.inputs()
-        return {"chosen_scores": drawn["scores"], "rejected_scores": drawn["negatives"][:, 0]}
-
-    return replace(problem, inputs=inputs)
-
-
-def _label_ranking_problem(g: Generator, law: bool = False) -> Problem:
-    """Items to be ranked by a hidden direction, and a linear score, or the law over orders that it gives."""
-    x = torch.randn(60, 3, 2, generator=g)
-    rankings = x[..., 0].argsort(1, descending=True)
-    orders = torch.tensor(list(permutations(range(3))))
-    w = (0.1 * torch.randn(2, generator=g)).requires_grad_()
-
-    def inputs() -> dict[str, Tensor]:
-        scores = x @ w
-        if law:
-            scores = (scores[:, orders] * torch.tensor([2.0, 1.0, 0.0])).sum(2).softmax(1)
-        return {"scores": scores, "rankings": rankings}
-
-    def score() -> float:
-        return float(((x @ w.detach()).argsort(1, descending=True) == rankings).float().mean())
-
-    return Problem([w], inputs, score, 0.9)
-
-
-def _ranking_law_problem(g: Generator) -> Problem:
-    return _label_ranking_problem(g, law=True)
-
-
 def _embedding_problem(g: Generator, inputs: Callable[[Tensor, Tensor], dict[str, Tensor]]) -> Problem:
     """Two noisy views of 16 points, and linear maps that have to bring the views of each point together."""
     z = torch.randn(16, NUM_FEATURES, generator=g)
@@ -395,7 +338,6 @@ KINDS: Mapping[str, Kind] = {
     "classification": Kind(_classification, ("logits",), _classification_problem),
     "soft_classification": Kind(_soft_classification, ("logits",), _soft_classification_problem, ignorable=False),
     "indexed_classification": Kind(_indexed_classification, ("logits",), _classification_problem),
-    "grouped_classification": Kind(_grouped_classification, ("logits",), _classification_problem),
     "dense": Kind(_dense, ("logits",), _dense_problem),
     "binary": Kind(_binary, ("logits",), _binary_problem),
     "multilabel": Kind(_multilabel, ("logits",), _multilabel_problem),
@@ -414,11 +356,8 @@ KINDS: Mapping[str, Kind] = {
     **{name: _forecast_kind(forecast) for name, forecast in FORECASTS.items()},
     "labelled_features": Kind(_labelled_features, ("features",), _labelled_features_problem),
     "regression_features": Kind(_regression_features, ("features", "target"), _regression_features_problem),
-    "preference": Kind(_preference, ("chosen_scores", "rejected_scores"), _preference_problem),
-    "label_ranking": Kind(_label_ranking, ("scores",), _label_ranking_problem),
-    "ranking_law": Kind(_ranking_law, ("scores",), _ranking_law_problem),
 }
-KINDS = {**KINDS, **beside_kinds(KINDS)}
+KINDS = {**KINDS, **ranking_kinds(KINDS), **beside_kinds(KINDS)}
 
 
 def kind_for(required: list[str]) -> str | None:

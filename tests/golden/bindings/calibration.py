@@ -221,6 +221,8 @@ def reward_model(record):
     metric = RewardModelCalibrationError(**record["params"], return_parts=True)
     inputs = (record["inputs"][name] for name in ("reward_chosen", "reward_rejected"))
     metric.update(*(torch.tensor(values, dtype=torch.float64) for values in inputs))
+    told = metric.compute()
+    return {"value": told["error"], **told}
 
 
 def partitioned(record):
@@ -340,7 +342,6 @@ NAMES = {
     "PinballLoss": pinball,
     "RewardModelCalibrationError": reward_model,
     "LabelConstrainedECE.pavabc": label_bins,
-    "NegativeLogLikelihood": negative_log_likelihood,
     "SmoothCalibrationError": smooth,
     "SmoothCalibrationError.fixed_sigma": smooth,
     "PartitionedCalibrationError": partitioned,
