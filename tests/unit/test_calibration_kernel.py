@@ -12,7 +12,7 @@ from torchmetrics import MetricCollection
 
 from tests.specs.calibration_kernel import lce_reference, tce_reference
 from trainkit._core.isotonic import constrained_blocks, isotonic, pool_adjacent_violators
-from trainkit._core.kde import bandwidths, leave_one_out, select_bandwidth
+from trainkit._core.kde import bandwidth_likelihoods, bandwidths, leave_one_out, select_bandwidth
 from trainkit._core.svg import to_svg
 from trainkit.calibration.metrics import (
     KDECalibrationError,
@@ -177,6 +177,20 @@ def test_bandwidth_is_the_likeliest_and_of_equal_ones_the_largest(monkeypatch):
     monkeypatch.setattr("trainkit._core.kde._norms", lambda probs, h: torch.zeros(len(probs)).double())
     monkeypatch.setattr("trainkit._core.kde._logs", torch.zeros_like)
     assert select_bandwidth(same) == tried[-1]
+
+
+def test_likelihoods_are_of_densities():
+    """The paper's code divides by the bandwidth once more, which makes a narrow one seem likelier by its logarithm."""
+    logits, _ = drawn(8)
+    probs = logits.softmax(1)
+    expected = []
+    for h in bandwidths():
+        total = 0.0
+        for i in range(8):
+            densities = [torch.distributions.Dirichlet(probs[j] / h + 1).log_prob(probs[i]) for j in range(8) if j != i]
+            total += float(torch.stack(densities).logsumexp(0)) - math.log(7)
+        expected.append(total)
+    close(bandwidth_likelihoods(probs), torch.tensor(expected, dtype=torch.float64), rtol=1e-9)
 
 
 def test_a_sample_is_drawn_by_what_is_in_rows():

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["bandwidths", "leave_one_out", "select_bandwidth"]
+__all__ = ["bandwidth_likelihoods", "bandwidths", "leave_one_out", "select_bandwidth"]
 
 CHUNK = 2**21
 """Entries of the kernel matrix that exist at once."""
@@ -14,7 +14,7 @@ CLAMP = 1e-6
 
 
 def bandwidths(device: torch.device | None = None) -> Tensor:
-    """Bandwidths that :func:`select_bandwidth` tries, ascending, (20,)."""
+    """Bandwidths that are tried, ascending, (20,)."""
     small = torch.logspace(-5, -1, 15, dtype=torch.float64)
     return torch.cat([small, torch.linspace(0.2, 1, 5, dtype=torch.float64)]).to(device)
 
@@ -94,8 +94,8 @@ def leave_one_out(
 
 
 @torch.no_grad()
-def select_bandwidth(probs: Tensor, weight: Tensor | None = None, chunk: int | None = None) -> Tensor:
-    """The one of :func:`bandwidths` under which each row is likeliest given the others; the largest of equal ones.
+def bandwidth_likelihoods(probs: Tensor, weight: Tensor | None = None, chunk: int | None = None) -> Tensor:
+    """Log-likelihood of all rows, each given the others, under each of :func:`bandwidths`, (20,).
 
     Args:
         probs: (N, K), two rows or more.
@@ -103,12 +103,18 @@ def select_bandwidth(probs: Tensor, weight: Tensor | None = None, chunk: int | N
         chunk: Rows of a block of the kernel matrix; about 2^21 entries if None.
     """
     logs, w = _logs(probs), torch.ones_like(probs[:, 0]) if weight is None else weight
-    tried, starts = bandwidths(probs.device).to(probs.dtype), _chunks(len(probs), chunk)
+    starts = _chunks(len(probs), chunk)
     others = (w.sum() - w).log()
     likelihoods = []
-    for bandwidth in tried:
+    for bandwidth in bandwidths(probs.device).to(probs.dtype):
         offset = w.log() - _norms(probs, bandwidth)
         blocks = [_log_kernel(logs[s : s + starts.step], probs, bandwidth, offset, s).logsumexp(1) for s in starts]
         likelihoods.append((w * (torch.cat(blocks) - others)).sum())
-    likelihood = torch.stack(likelihoods)
-    return tried[(likelihood == likelihood.max()).nonzero()[-1, 0]]
+    return torch.stack(likelihoods)
+
+
+def select_bandwidth(probs: Tensor, weight: Tensor | None = None, chunk: int | None = None) -> Tensor:
+    """The likeliest of :func:`bandwidths`; the largest of equally likely ones. Arguments as for the likelihoods."""
+    likelihood = bandwidth_likelihoods(probs, weight, chunk)
+    best = (likelihood == likelihood.max()).nonzero()[-1, 0]
+    return bandwidths(probs.device).to(probs.dtype)[best]
