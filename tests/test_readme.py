@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pictures import FOLDER, PICTURES, picture
 from trainkit.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,3 +68,16 @@ def test_listing_commands_work(command, capsys, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
     main(words)
     assert "--write" in words or capsys.readouterr().out
+
+
+NUMBER = re.compile(r"-?\d+\.?\d*(?:e-?\d+)?")
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_what_the_code_draws(name):
+    """``python -m tests.pictures`` draws them again; another processor may round otherwise."""
+    assert f"](tests/pictures/{name}.svg)" in README
+    kept, drawn = (FOLDER / f"{name}.svg").read_text(encoding="utf-8"), picture(name)
+    assert NUMBER.sub("", kept) == NUMBER.sub("", drawn)
+    numbers = [[float(n) for n in NUMBER.findall(text)] for text in (kept, drawn)]
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.02)

@@ -141,7 +141,8 @@ class BootstrapInterval(Plotted, SlotMetric):
             numbers = [k or "value" for k, (value, _) in found.items() if value.numel() == 1]
             reject("BootstrapInterval", "name", f"be one of {numbers}, the entries that are one number", name)
         value, *ends = (number.item() for number in self._intervals({key: found[key]}).values())
-        return _figure(found[key][1].reshape(-1), value, ends, name, title)
+        shown = key or type(self.metric).__name__
+        return _figure(found[key][1].reshape(-1), value, ends, shown, title)
 
     def _blocks(self, index: Tensor) -> Tensor:
         """Block of each row: its own as long as there are enough, then any."""

@@ -1,0 +1,98 @@
+"""Pictures of the README, one of each kind, drawn from generated data: ``python -m tests.pictures`` writes them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainkit.calibration.metrics import (
+    AURC,
+    ECE,
+    BootstrapInterval,
+    GroupedMetric,
+    KSCalibrationError,
+    PITCalibrationError,
+    QuantileCalibrationError,
+    ReliabilityDiagram,
+    RewardModelCalibrationError,
+    SmoothCalibrationError,
+    TestBasedCalibrationError,
+    normal_pit,
+)
+from trainkit.figures import Figure, to_svg
+
+__all__ = ["FOLDER", "PICTURES", "picture"]
+
+FOLDER = Path(__file__).parent
+
+
+def _overconfident(rows: int = 4000) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits that are 1.8 times too large, their targets, and three groups of which the last is the worst."""
+    g = torch.Generator().manual_seed(0)
+    logits = 1.5 * torch.randn(rows, 4, generator=g, dtype=torch.float64)
+    target = torch.multinomial(logits.softmax(1), 1, generator=g).squeeze(1)
+    groups = torch.arange(rows) % 3
+    return logits * (1 + 0.8 * groups / 2).unsqueeze(1), target, groups
+
+
+def _fed(metric):
+    logits, target, _ = _overconfident()
+    metric.update(logits, target)
+    return metric
+
+
+def _reward_model() -> Figure:
+    g = torch.Generator().manual_seed(1)
+    gap = torch.randn(2000, generator=g, dtype=torch.float64)
+    chosen = torch.where(torch.rand(2000, generator=g, dtype=torch.float64) < gap.sigmoid(), gap, -gap)
+    metric = RewardModelCalibrationError(n_bins=10)
+    metric.update(2 * chosen, torch.zeros(2000, dtype=torch.float64))
+    return metric.figure()
+
+
+def _forecast() -> tuple[Tensor, Tensor, Tensor]:
+    """Means, standard deviations that are 1.6 times too small, and targets."""
+    g = torch.Generator().manual_seed(2)
+    mean, noise = torch.randn(2, 2000, generator=g, dtype=torch.float64)
+    return mean, torch.full_like(mean, 1 / 1.6), mean + noise
+
+
+def _pit() -> Figure:
+    metric = PITCalibrationError()
+    metric.update(normal_pit(*_forecast()))
+    return metric.figure()
+
+
+def _quantiles() -> Figure:
+    mean, std, target = _forecast()
+    levels = [0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95]
+    metric = QuantileCalibrationError(levels)
+    metric.update(mean.unsqueeze(1) + std.unsqueeze(1) * torch.special.ndtri(torch.tensor(levels).double()), target)
+    return metric.figure()
+
+
+def _groups() -> Figure:
+    logits, target, groups = _overconfident()
+    metric = GroupedMetric(ECE(), num_groups=3)
+    metric.update(logits, target, groups=groups)
+    return metric.figure()
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "reliability": lambda: _fed(ReliabilityDiagram(n_bins=10)).figure(),
+    "smooth_reliability": lambda: _fed(SmoothCalibrationError()).figure(),
+    "ks": lambda: _fed(KSCalibrationError()).figure(),
+    "test_based": lambda: _fed(TestBasedCalibrationError()).figure(),
+    "risk_coverage": lambda: _fed(AURC()).figure(),
+    "bootstrap": lambda: _fed(BootstrapInterval(ECE())).figure(),
+    "groups": _groups,
+    "reward_model": _reward_model,
+    "pit": _pit,
+    "quantiles": _quantiles,
+}
+
+
+def picture(name: str) -> str:
+    """One picture as SVG."""
+    return to_svg(PICTURES[name]())
