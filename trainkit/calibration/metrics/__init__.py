@@ -3,6 +3,7 @@
 from trainkit.calibration.metrics.adaptive_calibration_error import *
 from trainkit.calibration.metrics.aurc import *
 from trainkit.calibration.metrics.binned_calibration_error import *
+from trainkit.calibration.metrics.brier_decomposition import *
 from trainkit.calibration.metrics.brier_score import *
 from trainkit.calibration.metrics.expected_calibration_error import *
 from trainkit.calibration.metrics.ks_calibration_error import *
