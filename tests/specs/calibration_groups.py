@@ -9,8 +9,10 @@ from tests.specs.calibration_binned import certain, equal_width, error_of_bins, 
 from tests.specs.calibration_metrics import ERRORS, distributions, flat
 from trainkit.calibration import NeighborProximity
 from trainkit.calibration.metrics import (
+    BrierDecomposition,
     PartitionedCalibrationError,
     ProximityInformedECE,
+    brier_decomposition,
     partitioned_calibration_error,
     proximity_informed_ece,
 )
@@ -19,11 +21,13 @@ from trainkit.testing import BadCall, MetricSpec, ModuleSpec
 NAN = math.nan
 
 
-def scores_beside(logits, target, task, reduce, beside):
+def scores_beside(logits, target, task, reduce, beside=None):
     """Triples of score, hit and what stands beside the target."""
+    told = list(distributions(logits, target, task))
+    beside = [None] * len(told) if beside is None else flat(beside)
     reduce = reduce or ("top_label" if task == "multiclass" else "all")
     triples = []
-    for (p, t), own in zip(distributions(logits, target, task), flat(beside), strict=True):
+    for (p, t), own in zip(told, beside, strict=True):
         if reduce == "top_label":
             top = p.index(max(p))
             looked_at = [(p[top], t[top])]
@@ -129,6 +133,27 @@ def neighbours_reference(features, k=10, normalize=False, chunk_size=1024):
     return found
 
 
+def brier_reference(logits, target, task="multiclass", n_bins=15, reduce=None, closed="left"):
+    """The parts as means over rows, each with the means of its bin; a chance is a hit and a miss by parts."""
+    triples = scores_beside(logits, target, task, reduce)
+    pairs = [(s, a) for s, a, _ in triples]
+    bins, _ = equal_width(pairs, n_bins, closed)
+    n, rate = len(pairs), sum(a for _, a in pairs) / len(pairs)
+    told = dict.fromkeys(
+        ("brier", "reliability", "resolution", "uncertainty", "within_variance", "within_covariance"), 0.0
+    )
+    for own in filter(None, bins):
+        conf, acc = sum(s for s, _ in own) / len(own), sum(a for _, a in own) / len(own)
+        for s, a in own:
+            told["brier"] += (a * (s - 1) ** 2 + (1 - a) * s**2) / n
+            told["reliability"] += (conf - acc) ** 2 / n
+            told["resolution"] += (acc - rate) ** 2 / n
+            told["uncertainty"] += rate * (1 - rate) / n
+            told["within_variance"] += (s - conf) ** 2 / n
+            told["within_covariance"] += 2 * (s - conf) * (a - acc) / n
+    return told
+
+
 BIN_ERRORS = (
     *ERRORS,
     BadCall(ValueError, "n_bins must be >= 1, got 0", {"n_bins": 0}),
@@ -226,5 +251,21 @@ SPECS = (
             BadCall(ValueError, "features must be finite, got nan", inputs={"features": torch.full((4, 4), NAN)}),
         ),
         seeds=("000.49",),
+    ),
+    MetricSpec(
+        cls=BrierDecomposition,
+        function=brier_decomposition,
+        reference=brier_reference,
+        configs=(
+            {},
+            {"n_bins": 4, "closed": "right"},
+            {"task": "binary", "n_bins": 5},
+            {"task": "multilabel", "n_bins": 3},
+            {"reduce": "all", "n_bins": 1},
+            {"task": "binary", "reduce": "top_label", "n_bins": 2},
+        ),
+        kinds={1: "soft_classification", 2: "binary", 3: "multilabel", 4: "dense", 5: "binary"},
+        errors=BIN_ERRORS,
+        seeds=("brier",),
     ),
 )

@@ -4,12 +4,21 @@ import math
 
 import pytest
 import torch
+from torchmetrics import MetricCollection
 
+from trainkit._core.svg import to_svg
 from trainkit.calibration import NeighborProximity
 from trainkit.calibration.metrics import (
+    ECE,
+    MCE,
+    BrierDecomposition,
+    ClasswiseECE,
     PartitionedCalibrationError,
     ProximityInformedECE,
+    ReliabilityDiagram,
     binned_calibration_error,
+    brier_decomposition,
+    brier_score,
     partitioned_calibration_error,
     proximity_informed_ece,
 )
@@ -330,3 +339,102 @@ class TestNeighborProximity:
         proximity = NeighborProximity(k=5).fit(logits)(logits, ids=torch.arange(50))
         assert ((proximity > 0) & (proximity <= 1)).all()
         assert proximity_informed_ece(logits, target, proximity=proximity).isfinite()
+
+
+def total(told):
+    rest = told["within_variance"] - told["within_covariance"]
+    return told["reliability"] - told["resolution"] + told["uncertainty"] + rest
+
+
+class TestBrierDecomposition:
+    @pytest.mark.parametrize("n_bins", [1, 5, 15, 100])
+    @pytest.mark.parametrize("seed", range(5))
+    def test_parts_add_up_to_the_score(self, n_bins, seed):
+        logits, target = drawn(300, seed=seed)
+        told = brier_decomposition(logits, target, n_bins=n_bins)
+        close(total(told), told["brier"], rtol=0, atol=1e-12)
+        close(told["brier"], brier_score(logits, target, form="top_label"))
+        soft = (2 * logits.flip(0)).softmax(1)
+        told = brier_decomposition(logits, soft, n_bins=n_bins)
+        close(total(told), told["brier"], rtol=0, atol=1e-12)
+        close(told["brier"], brier_score(logits, soft, form="top_label"))
+
+    def test_binary_is_half_of_the_full_score(self):
+        logits, target = drawn(100, classes=2)
+        told = brier_decomposition(logits[:, 0], target, task="binary")
+        close(told["brier"], brier_score(logits[:, 0], target, task="binary", form="half"))
+
+    def test_by_hand(self):
+        p, target = torch.tensor([0.25, 0.25, 0.75, 0.75], dtype=torch.float64), torch.tensor([0, 0, 1, 0])
+        told = brier_decomposition(p, target, task="binary", n_bins=2, input_kind="probs")
+        close(told["reliability"], (0.25**2 + 0.25**2) / 2)
+        close(told["resolution"], 0.25**2)
+        close(told["uncertainty"], 0.25 * 0.75)
+        close(told["within_variance"], 0.0)
+        close(told["within_covariance"], 0.0)
+        close(told["brier"], (3 * 0.25**2 + 0.75**2) / 4)
+
+    def test_a_collection_keeps_one_state_with_errors_over_the_same_bins(self):
+        logits, target = drawn()
+        parts = {"ece": ECE(), "mce": MCE(), "diagram": ReliabilityDiagram(), "brier": BrierDecomposition()}
+        collection = MetricCollection({**parts, "classwise": ClasswiseECE(num_classes=4)})
+        collection.update(logits[:120], target[:120])
+        collection.update(logits[120:], target[120:])
+        assert sorted(map(sorted, collection.compute_groups.values())) == [
+            ["brier", "diagram", "ece", "mce"],
+            ["classwise"],
+        ]
+        got, expected = collection.compute(), brier_decomposition(logits, target)
+        alike({name: got[name] for name in expected}, expected)
+
+    @pytest.mark.parametrize("size", [1, 7, 200])
+    def test_any_split_is_one_pass(self, size):
+        logits, target = drawn()
+        alike(split(BrierDecomposition(n_bins=7), size, logits, target), brier_decomposition(logits, target, n_bins=7))
+
+    def test_weights_equal_repetition(self):
+        logits, target = drawn(20)
+        times = torch.arange(20) % 4
+        repeated = brier_decomposition(logits.repeat_interleave(times, 0), target.repeat_interleave(times))
+        alike(brier_decomposition(logits, target, weight=times.double()), repeated)
+
+    @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+    @pytest.mark.parametrize("hits", [[0], [1], [1, 1, 1], [0, 0]])
+    def test_one_row_one_class_and_equal_scores(self, p, hits):
+        scores = torch.full((len(hits),), p, dtype=torch.float64)
+        told = brier_decomposition(scores, torch.tensor(hits), task="binary", input_kind="probs")
+        close(told["brier"], (p - hits[0]) ** 2)
+        close(told["reliability"], (p - hits[0]) ** 2)
+        for name in ("resolution", "uncertainty", "within_variance", "within_covariance"):
+            close(told[name], 0.0)
+
+    @pytest.mark.parametrize("nothing", ["ignored", "no weight"])
+    def test_nothing_to_average_is_nan_with_one_warning(self, nothing):
+        logits, target = drawn(4)
+        metric = BrierDecomposition()
+        if nothing == "ignored":
+            metric.update(logits, torch.full((4,), -100))
+        else:
+            metric.update(logits, target, weight=torch.zeros(4))
+        with pytest.warns(UserWarning, match="BrierDecomposition: the value is nan") as heard:
+            assert all(value.isnan() for value in metric.compute().values())
+        assert len(heard) == 1
+
+    def test_figure_shows_bins_and_parts(self):
+        metric = BrierDecomposition(n_bins=5)
+        metric.update(*drawn())
+        told = metric.compute()
+        above, below = metric.figure(title="held out").axes
+        assert [mark.label for mark in above.marks] == [
+            "calibrated",
+            "no gain over the base rate",
+            "base rate",
+            "bins",
+        ]
+        heights = {mark.label: mark.height[0] for mark in below.marks}
+        assert sum(heights.values()) == pytest.approx(float(told["brier"]), abs=1e-12)
+        assert heights["less resolution"] == -float(told["resolution"])
+        assert "Brier score" in to_svg(metric.figure())
+
+    def test_figure_of_nothing(self):
+        assert to_svg(BrierDecomposition().figure()).startswith("<svg")

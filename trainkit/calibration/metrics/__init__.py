@@ -4,6 +4,7 @@ from trainkit.calibration.metrics.adaptive_calibration_error import *
 from trainkit.calibration.metrics.aurc import *
 from trainkit.calibration.metrics.binned_calibration_error import *
 from trainkit.calibration.metrics.bootstrap_interval import *
+from trainkit.calibration.metrics.brier_decomposition import *
 from trainkit.calibration.metrics.brier_score import *
 from trainkit.calibration.metrics.ensemble_crps import *
 from trainkit.calibration.metrics.expected_calibration_error import *
