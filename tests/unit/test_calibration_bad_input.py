@@ -99,7 +99,7 @@ def test_what_is_no_number_raises_and_leaves_the_state(cls, config, bad, input_k
 @EVERY
 def test_probabilities_that_are_none_raise(cls, config):
     probs, target = rows()
-    for wrong, rule in ((2 * probs, "that sum to 1"), (probs - 0.5, r"in \[0, 1\]"), (0.5 * probs, "that sum to 1")):
+    for wrong, rule in ((2 * probs, r"in \[0, 1\]"), (probs - 0.5, r"in \[0, 1\]"), (0.5 * probs, "that sum to 1")):
         with pytest.raises(ValueError, match=f"{cls.__name__}: logits must hold probabilities {rule}"):
             updated(cls(**config, input_kind="probs"), wrong, target)
 
