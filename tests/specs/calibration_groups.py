@@ -6,14 +6,25 @@ import torch
 
 from tests.golden.bind import golden
 from tests.specs.calibration_binned import certain, equal_width, error_of_bins, wrong
-from tests.specs.calibration_metrics import ERRORS, distributions, flat
+from tests.specs.calibration_metrics import (
+    ERRORS,
+    brier_reference,
+    change_reference,
+    distributions,
+    flat,
+    nll_reference,
+    perfect,
+    worst,
+)
 from trainkit.calibration import NeighborProximity
 from trainkit.calibration.metrics import (
     BrierDecomposition,
     PartitionedCalibrationError,
+    PostHocImprovement,
     ProximityInformedECE,
     brier_decomposition,
     partitioned_calibration_error,
+    post_hoc_improvement,
     proximity_informed_ece,
 )
 from trainkit.testing import BadCall, MetricSpec, ModuleSpec
@@ -133,7 +144,7 @@ def neighbours_reference(features, k=10, normalize=False, chunk_size=1024):
     return found
 
 
-def brier_reference(logits, target, task="multiclass", n_bins=15, reduce=None, closed="left"):
+def decomposed_reference(logits, target, task="multiclass", n_bins=15, reduce=None, closed="left"):
     """The parts as means over rows, each with the means of its bin; a chance is a hit and a miss by parts."""
     triples = scores_beside(logits, target, task, reduce)
     pairs = [(s, a) for s, a, _ in triples]
@@ -152,6 +163,42 @@ def brier_reference(logits, target, task="multiclass", n_bins=15, reduce=None, c
             told["within_variance"] += (s - conf) ** 2 / n
             told["within_covariance"] += 2 * (s - conf) * (a - acc) / n
     return told
+
+
+def improvement_reference(
+    logits, new_logits, target, task="multiclass", score="nll", relative=False, return_parts=False
+):
+    """Each row is scored by itself, before and after."""
+    told = {}
+    for name, of in (("nll", nll_reference), ("brier", brier_reference)):
+        before, after = (
+            [of(*row, task) for row in one_by_one(values, target, task)] for values in (logits, new_logits)
+        )
+        gains = [b - a for b, a in zip(before, after, strict=True)]
+        n, mean = len(gains), sum(gains) / len(gains)
+        error = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / n / n)
+        told[name] = mean
+        told[f"{name}_relative"] = n * mean / sum(before)
+        told[f"{name}_stderr"] = error
+        told[f"{name}_low"], told[f"{name}_high"] = mean - 1.96 * error, mean + 1.96 * error
+    changes = change_reference(logits, new_logits, target, task, return_parts=True)
+    told["accuracy"] = (changes["wrong_to_right"] - changes["right_to_wrong"]) / n
+    told["change_rate"] = changes["rate"]
+    return told if return_parts else told[f"{score}_relative" if relative else score]
+
+
+def one_by_one(logits, target, task):
+    if task == "multiclass":
+        return [([z], [t]) for z, t in zip(logits, target, strict=True)]
+    return [([z], [t]) for z, t in zip(flat(logits), flat(target), strict=True)]
+
+
+def improved(inputs):
+    return {**inputs, "new_logits": perfect(inputs)["logits"]}
+
+
+def spoiled(inputs):
+    return {**inputs, "new_logits": worst(inputs)["logits"]}
 
 
 BIN_ERRORS = (
@@ -255,7 +302,7 @@ SPECS = (
     MetricSpec(
         cls=BrierDecomposition,
         function=brier_decomposition,
-        reference=brier_reference,
+        reference=decomposed_reference,
         configs=(
             {},
             {"n_bins": 4, "closed": "right"},
@@ -267,5 +314,34 @@ SPECS = (
         kinds={1: "soft_classification", 2: "binary", 3: "multilabel", 4: "dense", 5: "binary"},
         errors=BIN_ERRORS,
         seeds=("brier",),
+    ),
+    MetricSpec(
+        cls=PostHocImprovement,
+        kind="changed_classification",
+        function=post_hoc_improvement,
+        reference=improvement_reference,
+        configs=(
+            {},
+            {"score": "brier", "relative": True},
+            {"return_parts": True},
+            {"task": "binary", "return_parts": True},
+        ),
+        kinds={3: "changed_binary"},
+        golden=golden("PostHocImprovement"),
+        errors=(
+            *(call for call in ERRORS if "logits" not in call.inputs and "input_kind" not in call.config),
+            BadCall(ValueError, "score must be one of 'nll', 'brier', got 'ece'", {"score": "ece"}),
+            BadCall(TypeError, "relative must be True or False, got 1", {"relative": 1}),
+            BadCall(ValueError, "new_logits must have shape (4, 5)", inputs={"new_logits": torch.ones(4)}),
+            BadCall(
+                ValueError,
+                "new_logits must be finite, got nan at index (0, 0)",
+                inputs={"new_logits": torch.full((4, 5), NAN)},
+            ),
+            BadCall(ValueError, "logits must be finite, got nan", inputs={"logits": torch.full((4, 5), NAN)}),
+        ),
+        perfect=improved,
+        worst=spoiled,
+        seeds=("000.51",),
     ),
 )

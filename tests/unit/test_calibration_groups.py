@@ -14,13 +14,17 @@ from trainkit.calibration.metrics import (
     BrierDecomposition,
     ClasswiseECE,
     PartitionedCalibrationError,
+    PostHocImprovement,
     ProximityInformedECE,
     ReliabilityDiagram,
     binned_calibration_error,
     brier_decomposition,
     brier_score,
+    negative_log_likelihood,
     partitioned_calibration_error,
+    post_hoc_improvement,
     proximity_informed_ece,
+    top_one_change_rate,
 )
 
 
@@ -438,3 +442,99 @@ class TestBrierDecomposition:
 
     def test_figure_of_nothing(self):
         assert to_svg(BrierDecomposition().figure()).startswith("<svg")
+
+
+def changed(n=200, seed=0):
+    logits, target = drawn(n, seed=seed)
+    g = torch.Generator().manual_seed(seed + 3)
+    return logits, logits / 2 + torch.randn(logits.shape, generator=g, dtype=torch.float64), target
+
+
+class TestPostHocImprovement:
+    def test_differences_of_the_scores(self):
+        before, after, target = changed()
+        told = post_hoc_improvement(before, after, target, return_parts=True)
+        for name, of in (("nll", negative_log_likelihood), ("brier", brier_score)):
+            close(told[name], of(before, target) - of(after, target))
+            close(told[f"{name}_relative"], told[name] / of(before, target))
+            close(post_hoc_improvement(before, after, target, score=name), told[name])
+            close(post_hoc_improvement(before, after, target, score=name, relative=True), told[f"{name}_relative"])
+            close(told[f"{name}_high"] - told[f"{name}_low"], 2 * 1.96 * told[f"{name}_stderr"])
+        was, now = (z.argmax(1) == target for z in (before, after))
+        close(told["accuracy"], now.double().mean() - was.double().mean())
+        close(told["change_rate"], top_one_change_rate(before, after, target))
+
+    def test_the_interval_covers_the_true_improvement(self):
+        before, after, target = changed(40000)
+        truth = float(post_hoc_improvement(before, after, target))
+        covered = 0
+        for rows in torch.arange(40000).split(200):
+            told = post_hoc_improvement(before[rows], after[rows], target[rows], return_parts=True)
+            covered += bool(told["nll_low"] <= truth <= told["nll_high"])
+        assert 0.9 <= covered / 200 <= 0.99
+
+    def test_no_change_is_no_improvement_for_sure(self):
+        before, _, target = changed()
+        told = post_hoc_improvement(before, before.clone(), target, return_parts=True)
+        assert all(float(value) == 0 for value in told.values())
+
+    @pytest.mark.parametrize("size", [1, 7, 200])
+    def test_any_split_is_one_pass(self, size):
+        before, after, target = changed()
+        got = split(PostHocImprovement(return_parts=True), size, before, after, target)
+        alike(got, post_hoc_improvement(before, after, target, return_parts=True))
+
+    def test_weights_equal_repetition(self):
+        before, after, target = changed(20)
+        times = torch.arange(20) % 4
+        repeated = (z.repeat_interleave(times, 0) for z in (before, after, target))
+        expected = post_hoc_improvement(*repeated, return_parts=True)
+        alike(post_hoc_improvement(before, after, target, weight=times.double(), return_parts=True), expected)
+
+    def test_soft_targets_give_expected_scores(self):
+        before, after, _ = changed(50)
+        soft = before.flip(0).softmax(1)
+        told = post_hoc_improvement(before, after, soft, return_parts=True)
+        close(told["nll"], negative_log_likelihood(before, soft) - negative_log_likelihood(after, soft))
+        close(told["brier"], brier_score(before, soft) - brier_score(after, soft))
+
+    def test_ignored_and_weightless_rows_count_for_nothing(self):
+        before, after, target = changed(20)
+        ignored, weight = target.clone(), torch.ones(20)
+        ignored[5:10], weight[10:] = -100, 0
+        alike(
+            post_hoc_improvement(before, after, ignored, weight=weight, return_parts=True),
+            post_hoc_improvement(before[:5], after[:5], target[:5], return_parts=True),
+        )
+
+    def test_one_row_is_finite_and_certain(self):
+        p, q = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.5, 0.5]]).double()
+        target = torch.tensor([0])
+        told = post_hoc_improvement(p, q, target, input_kind="probs", return_parts=True)
+        close(told["nll"], -math.log(2))
+        close(told["brier"], -0.5)
+        close(told["nll_stderr"], 0.0)
+        assert told["nll_relative"].isnan()
+        close(told["change_rate"], 0.0)
+
+    def test_a_probability_of_zero_is_clamped_with_one_warning(self):
+        p, q = torch.tensor([[0.0, 1.0]]).double(), torch.tensor([[0.5, 0.5]]).double()
+        metric = PostHocImprovement(input_kind="probs")
+        metric.update(p, q, torch.tensor([0]))
+        with pytest.warns(UserWarning, match="PostHocImprovement: 1 probabilities of targets below 1e-12") as heard:
+            close(metric.compute(), 12 * math.log(10) - math.log(2))
+        assert len(heard) == 1
+
+    @pytest.mark.parametrize("nothing", ["ignored", "no weight", "no rows"])
+    def test_nothing_to_average_is_nan_with_one_warning(self, nothing):
+        before, after, target = changed(4)
+        metric = PostHocImprovement(return_parts=True)
+        if nothing == "ignored":
+            metric.update(before, after, torch.full((4,), -100))
+        elif nothing == "no weight":
+            metric.update(before, after, target, weight=torch.zeros(4))
+        else:
+            metric.update(before[:0], after[:0], target[:0])
+        with pytest.warns(UserWarning, match="PostHocImprovement: the value is nan") as heard:
+            assert all(value.isnan() for value in metric.compute().values())
+        assert len(heard) == 1

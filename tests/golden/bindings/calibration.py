@@ -19,6 +19,7 @@ from trainkit.calibration.metrics import (
     KSCalibrationError,
     NegativeLogLikelihood,
     PartitionedCalibrationError,
+    PostHocImprovement,
     ProximityInformedECE,
     ReliabilityDiagram,
     SelectiveRisk,
@@ -150,6 +151,18 @@ def proximity_informed(record):
     return {"value": metric.compute()}
 
 
+def post_hoc(record):
+    """The calibrator is given in words that end in its temperature."""
+    logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
+    temperature = float(record["params"]["calibrator"].removeprefix("temperature T="))
+    metric = PostHocImprovement(return_parts=True)
+    metric.update(logits, logits / temperature, torch.tensor(record["inputs"]["labels"]))
+    told = metric.compute()
+    improvements = {f"phi_{score}": told[score] for score in record["params"]["scores"]}
+    relative = {f"relative_phi_{score}": told[f"{score}_relative"] for score in record["params"]["scores"]}
+    return {"value": told["nll"], **improvements, **relative}
+
+
 def temperature(record):
     logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
     calibrator = TemperatureScaling(**record["params"])
@@ -179,6 +192,7 @@ NAMES = {
     "KSCalibrationError": ks,
     "NegativeLogLikelihood": negative_log_likelihood,
     "PartitionedCalibrationError": partitioned,
+    "PostHocImprovement": post_hoc,
     "ProximityInformedECE": proximity_informed,
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,

@@ -9,6 +9,7 @@ from trainkit.calibration.metrics.expected_calibration_error import *
 from trainkit.calibration.metrics.ks_calibration_error import *
 from trainkit.calibration.metrics.negative_log_likelihood import *
 from trainkit.calibration.metrics.partitioned_calibration_error import *
+from trainkit.calibration.metrics.post_hoc_improvement import *
 from trainkit.calibration.metrics.proximity_informed_ece import *
 from trainkit.calibration.metrics.reliability_diagram import *
 from trainkit.calibration.metrics.selective_risk import *
