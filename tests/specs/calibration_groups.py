@@ -22,10 +22,12 @@ from trainkit.calibration.metrics import (
     PartitionedCalibrationError,
     PostHocImprovement,
     ProximityInformedECE,
+    StratumCoverage,
     brier_decomposition,
     partitioned_calibration_error,
     post_hoc_improvement,
     proximity_informed_ece,
+    stratum_coverage,
 )
 from trainkit.testing import BadCall, MetricSpec, ModuleSpec
 
@@ -201,6 +203,28 @@ def spoiled(inputs):
     return {**inputs, "new_logits": worst(inputs)["logits"]}
 
 
+def coverage_reference(covered, groups, size, num_groups, alpha=0.1, min_count=30, return_parts=False):
+    rows = [
+        [(c, s) for c, g, s in zip(covered, groups, size, strict=True) if g == group] for group in range(num_groups)
+    ]
+    counts = [len(own) for own in rows]
+    coverage = [sum(c for c, _ in own) / len(own) if own else NAN for own in rows]
+    there = [c for c, n in zip(coverage, counts, strict=True) if n >= min_count]
+    marginal = sum(c for own in rows for c, _ in own) / sum(counts)
+    parts = {
+        "marginal": marginal,
+        "per_group": coverage,
+        "worst": min(there),
+        "disparity": max(abs(c - (1 - alpha)) for c in there),
+        "range": max(there) - min(there),
+        "gap": max(abs(c - marginal) for c in there),
+        "size": [sum(s for _, s in own) / len(own) if own else NAN for own in rows],
+        "count": [float(n) for n in counts],
+        "excluded": [float(0 < n < min_count) for n in counts],
+    }
+    return parts if return_parts else min(there)
+
+
 BIN_ERRORS = (
     *ERRORS,
     BadCall(ValueError, "n_bins must be >= 1, got 0", {"n_bins": 0}),
@@ -343,5 +367,34 @@ SPECS = (
         perfect=improved,
         worst=spoiled,
         seeds=("000.51",),
+    ),
+    MetricSpec(
+        cls=StratumCoverage,
+        kind="coverage",
+        function=stratum_coverage,
+        reference=coverage_reference,
+        configs=(
+            {"num_groups": 3, "min_count": 1.0},
+            {"num_groups": 4, "min_count": 1.0, "return_parts": True},
+            {"num_groups": 3, "min_count": 2.0, "alpha": 0.3, "return_parts": True},
+        ),
+        sizes={2: (16, 40)},
+        golden=golden("StratumCoverage"),
+        errors=(
+            BadCall(ValueError, "num_groups must be >= 1, got 0", {"num_groups": 0}),
+            BadCall(ValueError, "alpha must be > 0 and < 1, got 1.0", {"alpha": 1.0}),
+            BadCall(ValueError, "min_count must be > 0, got 0", {"min_count": 0}),
+            BadCall(TypeError, "return_parts must be True or False, got 1", {"return_parts": 1}),
+            BadCall(ValueError, "covered must be True or False", inputs={"covered": torch.tensor([0, 1, 2, 1])}),
+            BadCall(ValueError, "got 3 at index (1,)", inputs={"groups": torch.tensor([0, 3, 1, 1])}),
+            BadCall(TypeError, "groups must be int64", inputs={"groups": torch.zeros(4)}),
+            BadCall(ValueError, "groups must have shape (4,)", inputs={"groups": torch.zeros(3).long()}),
+            BadCall(ValueError, "size must have shape (4,)", inputs={"size": torch.ones(4, 1)}),
+            BadCall(ValueError, "size must be finite and >= 0, got -1.0", inputs={"size": -torch.ones(4)}),
+            BadCall(ValueError, "weight must be finite and >= 0, got nan", inputs={"weight": torch.full((4,), NAN)}),
+        ),
+        perfect=lambda inputs: {**inputs, "covered": torch.ones_like(inputs["covered"])},
+        bounds=(0.0, math.inf),
+        seeds=("000.11",),
     ),
 )

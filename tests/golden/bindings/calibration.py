@@ -23,6 +23,7 @@ from trainkit.calibration.metrics import (
     ProximityInformedECE,
     ReliabilityDiagram,
     SelectiveRisk,
+    StratumCoverage,
     ThresholdedACE,
     TopOneChangeRate,
 )
@@ -163,6 +164,21 @@ def post_hoc(record):
     return {"value": told["nll"], **improvements, **relative}
 
 
+def stratum_coverage(record):
+    """The record's disparity is the range over groups of any size."""
+    metric = StratumCoverage(record["params"]["n_strata"], min_count=1, return_parts=True)
+    metric.update(torch.tensor(record["inputs"]["covered"]), groups=torch.tensor(record["inputs"]["stratum"]))
+    told = metric.compute()
+    return {
+        "value": told["marginal"],
+        "marginal": told["marginal"],
+        "per_stratum": told["per_group"],
+        "worst_stratum_coverage": told["worst"],
+        "max_disparity": told["range"],
+        "max_abs_gap_to_marginal": told["gap"],
+    }
+
+
 def temperature(record):
     logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
     calibrator = TemperatureScaling(**record["params"])
@@ -194,6 +210,7 @@ NAMES = {
     "PartitionedCalibrationError": partitioned,
     "PostHocImprovement": post_hoc,
     "ProximityInformedECE": proximity_informed,
+    "StratumCoverage": stratum_coverage,
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,
     "TemperatureScaling.separable": temperature,

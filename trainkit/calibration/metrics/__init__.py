@@ -13,4 +13,6 @@ from trainkit.calibration.metrics.post_hoc_improvement import *
 from trainkit.calibration.metrics.proximity_informed_ece import *
 from trainkit.calibration.metrics.reliability_diagram import *
 from trainkit.calibration.metrics.selective_risk import *
+from trainkit.calibration.metrics.strata import *
+from trainkit.calibration.metrics.stratum_coverage import *
 from trainkit.calibration.metrics.top_one_change_rate import *
