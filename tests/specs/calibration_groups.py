@@ -6,15 +6,28 @@ import torch
 
 from tests.golden.bind import golden
 from tests.specs.calibration_binned import certain, equal_width, error_of_bins, wrong
-from tests.specs.calibration_metrics import ERRORS, distributions, flat
+from tests.specs.calibration_metrics import (
+    ERRORS,
+    brier_reference,
+    change_reference,
+    distributions,
+    flat,
+    nll_reference,
+    perfect,
+    worst,
+)
 from trainkit.calibration import NeighborProximity
 from trainkit.calibration.metrics import (
     BrierDecomposition,
     PartitionedCalibrationError,
+    PostHocImprovement,
     ProximityInformedECE,
+    StratumCoverage,
     brier_decomposition,
     partitioned_calibration_error,
+    post_hoc_improvement,
     proximity_informed_ece,
+    stratum_coverage,
 )
 from trainkit.testing import BadCall, MetricSpec, ModuleSpec
 
@@ -133,7 +146,7 @@ def neighbours_reference(features, k=10, normalize=False, chunk_size=1024):
     return found
 
 
-def brier_reference(logits, target, task="multiclass", n_bins=15, reduce=None, closed="left"):
+def decomposed_reference(logits, target, task="multiclass", n_bins=15, reduce=None, closed="left"):
     """The parts as means over rows, each with the means of its bin; a chance is a hit and a miss by parts."""
     triples = scores_beside(logits, target, task, reduce)
     pairs = [(s, a) for s, a, _ in triples]
@@ -152,6 +165,64 @@ def brier_reference(logits, target, task="multiclass", n_bins=15, reduce=None, c
             told["within_variance"] += (s - conf) ** 2 / n
             told["within_covariance"] += 2 * (s - conf) * (a - acc) / n
     return told
+
+
+def improvement_reference(
+    logits, new_logits, target, task="multiclass", score="nll", relative=False, return_parts=False
+):
+    """Each row is scored by itself, before and after."""
+    told = {}
+    for name, of in (("nll", nll_reference), ("brier", brier_reference)):
+        before, after = (
+            [of(*row, task) for row in one_by_one(values, target, task)] for values in (logits, new_logits)
+        )
+        gains = [b - a for b, a in zip(before, after, strict=True)]
+        n, mean = len(gains), sum(gains) / len(gains)
+        error = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / n / n)
+        told[name] = mean
+        told[f"{name}_relative"] = n * mean / sum(before)
+        told[f"{name}_stderr"] = error
+        told[f"{name}_low"], told[f"{name}_high"] = mean - 1.96 * error, mean + 1.96 * error
+    changes = change_reference(logits, new_logits, target, task, return_parts=True)
+    told["accuracy"] = (changes["wrong_to_right"] - changes["right_to_wrong"]) / n
+    told["change_rate"] = changes["rate"]
+    return told if return_parts else told[f"{score}_relative" if relative else score]
+
+
+def one_by_one(logits, target, task):
+    if task == "multiclass":
+        return [([z], [t]) for z, t in zip(logits, target, strict=True)]
+    return [([z], [t]) for z, t in zip(flat(logits), flat(target), strict=True)]
+
+
+def improved(inputs):
+    return {**inputs, "new_logits": perfect(inputs)["logits"]}
+
+
+def spoiled(inputs):
+    return {**inputs, "new_logits": worst(inputs)["logits"]}
+
+
+def coverage_reference(covered, groups, size, num_groups, alpha=0.1, min_count=30, return_parts=False):
+    rows = [
+        [(c, s) for c, g, s in zip(covered, groups, size, strict=True) if g == group] for group in range(num_groups)
+    ]
+    counts = [len(own) for own in rows]
+    coverage = [sum(c for c, _ in own) / len(own) if own else NAN for own in rows]
+    there = [c for c, n in zip(coverage, counts, strict=True) if n >= min_count]
+    marginal = sum(c for own in rows for c, _ in own) / sum(counts)
+    parts = {
+        "marginal": marginal,
+        "per_group": coverage,
+        "worst": min(there),
+        "disparity": max(abs(c - (1 - alpha)) for c in there),
+        "range": max(there) - min(there),
+        "gap": max(abs(c - marginal) for c in there),
+        "size": [sum(s for _, s in own) / len(own) if own else NAN for own in rows],
+        "count": [float(n) for n in counts],
+        "excluded": [float(0 < n < min_count) for n in counts],
+    }
+    return parts if return_parts else min(there)
 
 
 BIN_ERRORS = (
@@ -255,7 +326,7 @@ SPECS = (
     MetricSpec(
         cls=BrierDecomposition,
         function=brier_decomposition,
-        reference=brier_reference,
+        reference=decomposed_reference,
         configs=(
             {},
             {"n_bins": 4, "closed": "right"},
@@ -267,5 +338,63 @@ SPECS = (
         kinds={1: "soft_classification", 2: "binary", 3: "multilabel", 4: "dense", 5: "binary"},
         errors=BIN_ERRORS,
         seeds=("brier",),
+    ),
+    MetricSpec(
+        cls=PostHocImprovement,
+        kind="changed_classification",
+        function=post_hoc_improvement,
+        reference=improvement_reference,
+        configs=(
+            {},
+            {"score": "brier", "relative": True},
+            {"return_parts": True},
+            {"task": "binary", "return_parts": True},
+        ),
+        kinds={3: "changed_binary"},
+        golden=golden("PostHocImprovement"),
+        errors=(
+            *(call for call in ERRORS if "logits" not in call.inputs and "input_kind" not in call.config),
+            BadCall(ValueError, "score must be one of 'nll', 'brier', got 'ece'", {"score": "ece"}),
+            BadCall(TypeError, "relative must be True or False, got 1", {"relative": 1}),
+            BadCall(ValueError, "new_logits must have shape (4, 5)", inputs={"new_logits": torch.ones(4)}),
+            BadCall(
+                ValueError,
+                "new_logits must be finite, got nan at index (0, 0)",
+                inputs={"new_logits": torch.full((4, 5), NAN)},
+            ),
+            BadCall(ValueError, "logits must be finite, got nan", inputs={"logits": torch.full((4, 5), NAN)}),
+        ),
+        perfect=improved,
+        worst=spoiled,
+        seeds=("000.51",),
+    ),
+    MetricSpec(
+        cls=StratumCoverage,
+        kind="coverage",
+        function=stratum_coverage,
+        reference=coverage_reference,
+        configs=(
+            {"num_groups": 3, "min_count": 1.0},
+            {"num_groups": 4, "min_count": 1.0, "return_parts": True},
+            {"num_groups": 3, "min_count": 2.0, "alpha": 0.3, "return_parts": True},
+        ),
+        sizes={2: (16, 40)},
+        golden=golden("StratumCoverage"),
+        errors=(
+            BadCall(ValueError, "num_groups must be >= 1, got 0", {"num_groups": 0}),
+            BadCall(ValueError, "alpha must be > 0 and < 1, got 1.0", {"alpha": 1.0}),
+            BadCall(ValueError, "min_count must be > 0, got 0", {"min_count": 0}),
+            BadCall(TypeError, "return_parts must be True or False, got 1", {"return_parts": 1}),
+            BadCall(ValueError, "covered must be True or False", inputs={"covered": torch.tensor([0, 1, 2, 1])}),
+            BadCall(ValueError, "got 3 at index (1,)", inputs={"groups": torch.tensor([0, 3, 1, 1])}),
+            BadCall(TypeError, "groups must be int64", inputs={"groups": torch.zeros(4)}),
+            BadCall(ValueError, "groups must have shape (4,)", inputs={"groups": torch.zeros(3).long()}),
+            BadCall(ValueError, "size must have shape (4,)", inputs={"size": torch.ones(4, 1)}),
+            BadCall(ValueError, "size must be finite and >= 0, got -1.0", inputs={"size": -torch.ones(4)}),
+            BadCall(ValueError, "weight must be finite and >= 0, got nan", inputs={"weight": torch.full((4,), NAN)}),
+        ),
+        perfect=lambda inputs: {**inputs, "covered": torch.ones_like(inputs["covered"])},
+        bounds=(0.0, math.inf),
+        seeds=("000.11",),
     ),
 )

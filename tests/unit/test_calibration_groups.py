@@ -14,14 +14,25 @@ from trainkit.calibration.metrics import (
     BrierDecomposition,
     ClasswiseECE,
     PartitionedCalibrationError,
+    PostHocImprovement,
     ProximityInformedECE,
     ReliabilityDiagram,
+    StratumCoverage,
     binned_calibration_error,
     brier_decomposition,
     brier_score,
+    entropy_strata,
+    feature_strata,
+    negative_log_likelihood,
     partitioned_calibration_error,
+    post_hoc_improvement,
     proximity_informed_ece,
+    size_strata,
+    stratum_coverage,
+    top_one_change_rate,
 )
+
+NAN = math.nan
 
 
 def close(got, expected, rtol=1e-12, atol=1e-14):
@@ -40,7 +51,7 @@ def grouped(n=200, num_groups=3, seed=0):
     return (*drawn(n, seed=seed), torch.randint(-1, num_groups, (n,), generator=g))
 
 
-def split(metric, size, *tensors, **named):
+def split(metric, size, /, *tensors, **named):
     """Value of a metric that got the rows in pieces."""
     for rows in torch.arange(len(tensors[0])).split(size):
         metric.update(*(t[rows] for t in tensors), **{k: t[rows] for k, t in named.items()})
@@ -438,3 +449,271 @@ class TestBrierDecomposition:
 
     def test_figure_of_nothing(self):
         assert to_svg(BrierDecomposition().figure()).startswith("<svg")
+
+
+def changed(n=200, seed=0):
+    logits, target = drawn(n, seed=seed)
+    g = torch.Generator().manual_seed(seed + 3)
+    return logits, logits / 2 + torch.randn(logits.shape, generator=g, dtype=torch.float64), target
+
+
+class TestPostHocImprovement:
+    def test_differences_of_the_scores(self):
+        before, after, target = changed()
+        told = post_hoc_improvement(before, after, target, return_parts=True)
+        for name, of in (("nll", negative_log_likelihood), ("brier", brier_score)):
+            close(told[name], of(before, target) - of(after, target))
+            close(told[f"{name}_relative"], told[name] / of(before, target))
+            close(post_hoc_improvement(before, after, target, score=name), told[name])
+            close(post_hoc_improvement(before, after, target, score=name, relative=True), told[f"{name}_relative"])
+            close(told[f"{name}_high"] - told[f"{name}_low"], 2 * 1.96 * told[f"{name}_stderr"])
+        was, now = (z.argmax(1) == target for z in (before, after))
+        close(told["accuracy"], now.double().mean() - was.double().mean())
+        close(told["change_rate"], top_one_change_rate(before, after, target))
+
+    def test_the_interval_covers_the_true_improvement(self):
+        before, after, target = changed(40000)
+        truth = float(post_hoc_improvement(before, after, target))
+        covered = 0
+        for rows in torch.arange(40000).split(200):
+            told = post_hoc_improvement(before[rows], after[rows], target[rows], return_parts=True)
+            covered += bool(told["nll_low"] <= truth <= told["nll_high"])
+        assert 0.9 <= covered / 200 <= 0.99
+
+    def test_no_change_is_no_improvement_for_sure(self):
+        before, _, target = changed()
+        told = post_hoc_improvement(before, before.clone(), target, return_parts=True)
+        assert all(float(value) == 0 for value in told.values())
+
+    @pytest.mark.parametrize("size", [1, 7, 200])
+    def test_any_split_is_one_pass(self, size):
+        before, after, target = changed()
+        got = split(PostHocImprovement(return_parts=True), size, before, after, target)
+        alike(got, post_hoc_improvement(before, after, target, return_parts=True))
+
+    def test_weights_equal_repetition(self):
+        before, after, target = changed(20)
+        times = torch.arange(20) % 4
+        repeated = (z.repeat_interleave(times, 0) for z in (before, after, target))
+        expected = post_hoc_improvement(*repeated, return_parts=True)
+        alike(post_hoc_improvement(before, after, target, weight=times.double(), return_parts=True), expected)
+
+    def test_soft_targets_give_expected_scores(self):
+        before, after, _ = changed(50)
+        soft = before.flip(0).softmax(1)
+        told = post_hoc_improvement(before, after, soft, return_parts=True)
+        close(told["nll"], negative_log_likelihood(before, soft) - negative_log_likelihood(after, soft))
+        close(told["brier"], brier_score(before, soft) - brier_score(after, soft))
+
+    def test_ignored_and_weightless_rows_count_for_nothing(self):
+        before, after, target = changed(20)
+        ignored, weight = target.clone(), torch.ones(20)
+        ignored[5:10], weight[10:] = -100, 0
+        alike(
+            post_hoc_improvement(before, after, ignored, weight=weight, return_parts=True),
+            post_hoc_improvement(before[:5], after[:5], target[:5], return_parts=True),
+        )
+
+    def test_one_row_is_finite_and_certain(self):
+        p, q = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.5, 0.5]]).double()
+        target = torch.tensor([0])
+        told = post_hoc_improvement(p, q, target, input_kind="probs", return_parts=True)
+        close(told["nll"], -math.log(2))
+        close(told["brier"], -0.5)
+        close(told["nll_stderr"], 0.0)
+        assert told["nll_relative"].isnan()
+        close(told["change_rate"], 0.0)
+
+    def test_a_probability_of_zero_is_clamped_with_one_warning(self):
+        p, q = torch.tensor([[0.0, 1.0]]).double(), torch.tensor([[0.5, 0.5]]).double()
+        metric = PostHocImprovement(input_kind="probs")
+        metric.update(p, q, torch.tensor([0]))
+        with pytest.warns(UserWarning, match="PostHocImprovement: 1 probabilities of targets below 1e-12") as heard:
+            close(metric.compute(), 12 * math.log(10) - math.log(2))
+        assert len(heard) == 1
+
+    @pytest.mark.parametrize("nothing", ["ignored", "no weight", "no rows"])
+    def test_nothing_to_average_is_nan_with_one_warning(self, nothing):
+        before, after, target = changed(4)
+        metric = PostHocImprovement(return_parts=True)
+        if nothing == "ignored":
+            metric.update(before, after, torch.full((4,), -100))
+        elif nothing == "no weight":
+            metric.update(before, after, target, weight=torch.zeros(4))
+        else:
+            metric.update(before[:0], after[:0], target[:0])
+        with pytest.warns(UserWarning, match="PostHocImprovement: the value is nan") as heard:
+            assert all(value.isnan() for value in metric.compute().values())
+        assert len(heard) == 1
+
+
+def sets(n=400, num_groups=4, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    groups = torch.randint(-1, num_groups, (n,), generator=g)
+    covered = torch.rand(n, generator=g) < 0.95 - 0.1 * groups
+    return covered, groups, torch.randint(1, 6, (n,), generator=g)
+
+
+class TestStratumCoverage:
+    def test_by_hand(self):
+        covered = torch.tensor([1, 1, 1, 0, 1, 1, 0, 0, 1])
+        groups = torch.tensor([0, 0, 1, 1, 1, 1, 2, -1, 3])
+        size = torch.tensor([1.0, 2.0, 1.0, 1.0, 1.0, 3.0, 2.0, 9.0, 1.0])
+        told = stratum_coverage(covered, groups=groups, size=size, num_groups=5, min_count=2, return_parts=True)
+        close(told["marginal"], 6 / 8)
+        close(told["per_group"], [1.0, 0.75, 0.0, 1.0, NAN])
+        close(told["worst"], 0.75)
+        close(told["disparity"], 0.15)
+        close(told["range"], 0.25)
+        close(told["gap"], 0.25)
+        close(told["size"], [1.5, 1.5, 2.0, 1.0, NAN])
+        close(told["count"], [2.0, 4.0, 1.0, 1.0, 0.0])
+        close(told["excluded"], [0.0, 0.0, 1.0, 1.0, 0.0])
+        close(stratum_coverage(covered, groups=groups, num_groups=5, min_count=2), 0.75)
+
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+    def test_covered_may_be_of_any_dtype(self, dtype):
+        covered, groups, size = sets()
+        alike(
+            stratum_coverage(covered.to(dtype), groups=groups, size=size, num_groups=4, return_parts=True),
+            stratum_coverage(covered, groups=groups, size=size.double(), num_groups=4, return_parts=True),
+        )
+
+    @pytest.mark.parametrize("size", [1, 7, 400])
+    def test_any_split_is_one_pass(self, size):
+        covered, groups, sizes = sets()
+        got = split(StratumCoverage(4, return_parts=True), size, covered, groups=groups, size=sizes)
+        alike(got, stratum_coverage(covered, groups=groups, size=sizes, num_groups=4, return_parts=True))
+
+    def test_weights_equal_repetition(self):
+        covered, groups, size = sets(40)
+        times = torch.arange(40) % 4
+        options = {"num_groups": 4, "min_count": 5, "return_parts": True}
+        weighted = stratum_coverage(covered, groups=groups, size=size, weight=times.double(), **options)
+        repeated = (t.repeat_interleave(times) for t in (covered, groups, size))
+        covered, groups, size = repeated
+        alike(weighted, stratum_coverage(covered, groups=groups, size=size, **options))
+
+    def test_sizes_may_be_given_for_some_updates_only(self):
+        covered, groups, size = sets()
+        metric = StratumCoverage(4, return_parts=True)
+        metric.update(covered[:100], groups=groups[:100], size=size[:100])
+        metric.update(covered[100:], groups=groups[100:])
+        told = metric.compute()
+        means = [size[:100][groups[:100] == group].double().mean() for group in range(4)]
+        close(told["size"], torch.stack(means))
+        assert stratum_coverage(covered, groups=groups, num_groups=4, return_parts=True)["size"].isnan().all()
+
+    def test_groups_that_are_all_too_small_warn(self):
+        metric = StratumCoverage(2, return_parts=True)
+        metric.update(torch.tensor([True, False]), groups=torch.tensor([0, 1]))
+        with pytest.warns(UserWarning, match="StratumCoverage: no group weighs min_count=30") as heard:
+            told = metric.compute()
+        assert len(heard) == 1
+        close(told["marginal"], 0.5)
+        assert all(told[name].isnan() for name in ("worst", "disparity", "range", "gap"))
+        close(told["excluded"], [1.0, 1.0])
+
+    @pytest.mark.parametrize("nothing", ["no rows", "no group", "no weight"])
+    def test_nothing_to_average_is_nan_with_one_warning(self, nothing):
+        rows = slice(0, 0) if nothing == "no rows" else slice(None)
+        groups = torch.full((2,), -1 if nothing == "no group" else 0)[rows]
+        weight = torch.zeros(2)[rows] if nothing == "no weight" else None
+        metric = StratumCoverage(2, return_parts=True)
+        metric.update(torch.tensor([True, False])[rows], groups=groups, weight=weight)
+        with pytest.warns(UserWarning, match="StratumCoverage: the value is nan") as heard:
+            told = metric.compute()
+        assert len(heard) == 1
+        assert told["marginal"].isnan()
+        assert told["worst"].isnan()
+
+    def test_what_is_no_tensor_raises(self):
+        groups = torch.zeros(2, dtype=torch.int64)
+        with pytest.raises(TypeError, match="stratum_coverage: covered must be a tensor"):
+            stratum_coverage([True, False], groups=groups, num_groups=1)
+        with pytest.raises(TypeError, match="stratum_coverage: groups must be a tensor, got None"):
+            stratum_coverage(groups, groups=None, num_groups=1)
+
+    def test_figure(self):
+        covered, groups, size = sets()
+        groups[groups == 3] = torch.where(torch.arange(int((groups == 3).sum())) < 5, 3, -1)
+        metric = StratumCoverage(4, alpha=0.2)
+        metric.update(covered, groups=groups)
+        (axes,) = metric.figure(title="sets").axes
+        assert [mark.label for mark in axes.marks] == ["groups", "too small to count", "target", "all groups"]
+        assert axes.marks[2].y == (0.8, 0.8)
+        assert min(h for h in axes.marks[0].height if not math.isnan(h)) == pytest.approx(float(metric.compute()))
+        metric.update(covered, groups=groups, size=size)
+        assert len(metric.figure().axes) == 2
+        assert to_svg(metric.figure()).startswith("<svg")
+        assert to_svg(StratumCoverage(2).figure()).startswith("<svg")
+
+
+class TestStrata:
+    def test_entropy_is_the_same_for_every_kind_of_input(self):
+        logits, _ = drawn(100)
+        groups, edges = entropy_strata(logits)
+        for kind, given in (("probs", logits.softmax(1)), ("log_probs", logits.log_softmax(1))):
+            got, cuts = entropy_strata(given, input_kind=kind)
+            assert torch.equal(got, groups)
+            close(cuts, edges, rtol=1e-9)
+        assert groups.bincount().tolist() == [25] * 4
+        entropy = torch.special.entr(logits.softmax(1)).sum(1)
+        assert (entropy[groups == 0].max() < entropy[groups == 1].min()).all()
+
+    def test_edges_are_kept_for_other_data(self):
+        logits, _ = drawn(200)
+        groups, edges = entropy_strata(logits, 3)
+        again, same = entropy_strata(logits[:7], 3, edges=edges)
+        assert torch.equal(again, groups[:7])
+        assert torch.equal(same, edges)
+        again, _ = entropy_strata(logits[:7].float(), 3, edges=edges.tolist())
+        assert torch.equal(again, groups[:7])
+
+    def test_dense_predictions_and_certain_ones(self):
+        logits = torch.zeros(2, 3, 4, 5)
+        groups, _ = entropy_strata(logits, edges=[0.1, 0.5, 1.0])
+        assert groups.shape == (2, 4, 5)
+        assert (groups == 3).all()
+        groups, _ = entropy_strata(torch.eye(3), edges=[0.1, 0.5, 1.0], input_kind="probs")
+        assert (groups == 0).all()
+        certain = torch.tensor([[0.0, -math.inf]])
+        assert entropy_strata(certain, 2, edges=[0.1], input_kind="log_probs")[0].tolist() == [0]
+
+    def test_equal_values_stay_together(self):
+        groups, edges = size_strata(torch.tensor([1, 1, 1, 1, 1, 2, 3, 4]), num_groups=4)
+        assert len(edges) == 3
+        assert len(groups[:5].unique()) == 1
+        assert groups.diff().min() >= 0
+        groups, _ = size_strata(torch.ones(10))
+        assert len(groups.unique()) == 1
+
+    def test_sizes_and_features_by_given_edges(self):
+        assert size_strata(torch.tensor([0, 1, 2, 3, 9]), 3, edges=[2, 3])[0].tolist() == [0, 0, 1, 2, 2]
+        assert feature_strata(torch.tensor([-1.0, 0.0, 0.5]), 2, edges=[0.0])[0].tolist() == [0, 1, 1]
+        assert feature_strata(torch.tensor([3.0]), 1)[0].tolist() == [0]
+        assert feature_strata(torch.zeros(0), 2, edges=[0.0])[0].shape == (0,)
+
+    def test_wrong_calls(self):
+        with pytest.raises(
+            ValueError, match="entropy_strata: edges must be 3 numbers in ascending order, for 4 groups"
+        ):
+            entropy_strata(torch.zeros(2, 2), edges=[0.1])
+        with pytest.raises(ValueError, match="feature_strata: edges must be 2 numbers in ascending order"):
+            feature_strata(torch.zeros(2), 3, edges=[0.2, 0.1])
+        with pytest.raises(ValueError, match="size_strata: size must have at least one entry"):
+            size_strata(torch.zeros(0))
+        with pytest.raises(ValueError, match="size_strata: size must be finite and >= 0, got -1"):
+            size_strata(torch.tensor([-1]))
+        with pytest.raises(ValueError, match="feature_strata: features must be finite, got nan"):
+            feature_strata(torch.tensor([math.nan]))
+        with pytest.raises(ValueError, match="entropy_strata: logits must be finite, got nan"):
+            entropy_strata(torch.full((1, 2), math.nan))
+        with pytest.raises(ValueError, match=r"entropy_strata: logits must have shape \(N, C, ...\)"):
+            entropy_strata(torch.zeros(2))
+        with pytest.raises(ValueError, match="num_groups must be >= 1, got 0"):
+            feature_strata(torch.zeros(2), 0)
+        with pytest.raises(TypeError, match="size_strata: size must be a tensor"):
+            size_strata([1, 2])
+        with pytest.raises(TypeError, match="feature_strata: features must be a tensor"):
+            feature_strata([1, 2])

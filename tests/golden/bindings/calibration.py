@@ -30,6 +30,7 @@ from trainkit.calibration.metrics import (
     NormalCRPS,
     PartitionedCalibrationError,
     PITCalibrationError,
+    PostHocImprovement,
     ProximityInformedECE,
     QuantileCalibrationError,
     QuantileScore,
@@ -37,6 +38,7 @@ from trainkit.calibration.metrics import (
     RewardModelCalibrationError,
     SelectiveRisk,
     SmoothCalibrationError,
+    StratumCoverage,
     TestBasedCalibrationError,
     ThresholdedACE,
     TopOneChangeRate,
@@ -244,6 +246,33 @@ def proximity_informed(record):
     return {"value": metric.compute()}
 
 
+def post_hoc(record):
+    """The calibrator is given in words that end in its temperature."""
+    logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
+    temperature = float(record["params"]["calibrator"].removeprefix("temperature T="))
+    metric = PostHocImprovement(return_parts=True)
+    metric.update(logits, logits / temperature, torch.tensor(record["inputs"]["labels"]))
+    told = metric.compute()
+    improvements = {f"phi_{score}": told[score] for score in record["params"]["scores"]}
+    relative = {f"relative_phi_{score}": told[f"{score}_relative"] for score in record["params"]["scores"]}
+    return {"value": told["nll"], **improvements, **relative}
+
+
+def stratum_coverage(record):
+    """The record's disparity is the range over groups of any size."""
+    metric = StratumCoverage(record["params"]["n_strata"], min_count=1, return_parts=True)
+    metric.update(torch.tensor(record["inputs"]["covered"]), groups=torch.tensor(record["inputs"]["stratum"]))
+    told = metric.compute()
+    return {
+        "value": told["marginal"],
+        "marginal": told["marginal"],
+        "per_stratum": told["per_group"],
+        "worst_stratum_coverage": told["worst"],
+        "max_disparity": told["range"],
+        "max_abs_gap_to_marginal": told["gap"],
+    }
+
+
 def temperature(record):
     logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
     calibrator = TemperatureScaling(**record["params"])
@@ -345,7 +374,9 @@ NAMES = {
     "SmoothCalibrationError": smooth,
     "SmoothCalibrationError.fixed_sigma": smooth,
     "PartitionedCalibrationError": partitioned,
+    "PostHocImprovement": post_hoc,
     "ProximityInformedECE": proximity_informed,
+    "StratumCoverage": stratum_coverage,
     "TemperatureScaling": temperature,
     "TemperatureScaling.antisignal": temperature,
     "TemperatureScaling.separable": temperature,

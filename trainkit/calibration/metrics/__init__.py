@@ -21,6 +21,7 @@ from trainkit.calibration.metrics.normal_crps import *
 from trainkit.calibration.metrics.partitioned_calibration_error import *
 from trainkit.calibration.metrics.pit_calibration_error import *
 from trainkit.calibration.metrics.pit_values import *
+from trainkit.calibration.metrics.post_hoc_improvement import *
 from trainkit.calibration.metrics.proximity_informed_ece import *
 from trainkit.calibration.metrics.quantile_calibration_error import *
 from trainkit.calibration.metrics.quantile_score import *
@@ -28,5 +29,7 @@ from trainkit.calibration.metrics.reliability_diagram import *
 from trainkit.calibration.metrics.reward_model_calibration_error import *
 from trainkit.calibration.metrics.selective_risk import *
 from trainkit.calibration.metrics.smooth_calibration_error import *
+from trainkit.calibration.metrics.strata import *
+from trainkit.calibration.metrics.stratum_coverage import *
 from trainkit.calibration.metrics.tce import *
 from trainkit.calibration.metrics.top_one_change_rate import *

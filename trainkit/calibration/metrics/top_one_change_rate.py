@@ -1,74 +1,21 @@
 """How often a change of the predictions, as by a calibrator, changes the predicted class."""
 
-import math
-from typing import Literal, TypeAlias
-
 import torch
 from torch import Tensor
 
-from trainkit._core.checks import check_choice, check_flag, check_floating, check_same_shape
+from trainkit._core.checks import check_choice, check_flag
 from trainkit._core.metric import StreamingMetric, mean_or_nan
-from trainkit._core.numerics import fp32_region
 from trainkit._core.typing import InputKind
-from trainkit.calibration._common import Checked, Task, by_label, check_task, checked, flat
+from trainkit.calibration._common import Task, check_task
+from trainkit.calibration.metrics._changes import PARTS, Tie, change_sums
 
 __all__ = ["TopOneChangeRate", "top_one_change_rate"]
-
-Tie: TypeAlias = Literal["keep", "first"]
-
-PARTS = ("changed", "right_to_wrong", "wrong_to_right", "wrong_to_wrong")
 
 
 def _check(owner: str, task: Task, tie: Tie, return_parts: bool, input_kind: InputKind, ignore_index: int) -> None:
     check_task(owner, task, input_kind, ignore_index)
     check_choice(owner, "tie", tie, ("keep", "first"))
     check_flag(owner, return_parts=return_parts)
-
-
-def _by_class(inputs: Checked, task: Task, input_kind: InputKind) -> Tensor:
-    """Values whose largest is predicted, (M, K): given ones, which a softmax could round to ties."""
-    if inputs.rows:
-        return flat(inputs.logits)
-    values = by_label(inputs.logits, task)
-    even = {"logits": 0.0, "probs": 0.5, "log_probs": math.log(0.5)}[input_kind]
-    return torch.stack([torch.full_like(values, even), values], 1)
-
-
-@fp32_region
-def _sums(
-    owner: str,
-    logits: Tensor,
-    new_logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    *,
-    task: Task,
-    tie: Tie,
-    input_kind: InputKind,
-    ignore_index: int,
-    validate_args: bool,
-) -> tuple[Tensor, Tensor]:
-    """Weights of the :data:`PARTS`, (4,), and of all rows."""
-    before = checked(owner, logits, target, weight, task, input_kind, ignore_index, validate_args)
-    check_floating(owner, new_logits=new_logits)
-    check_same_shape(owner, "logits", logits.shape, new_logits=new_logits)
-    after = checked(
-        owner, new_logits, target, weight, task, input_kind, ignore_index, validate_args, argument="new_logits"
-    )
-    old = _by_class(before, task, input_kind).argmax(1, keepdim=True)
-    values = _by_class(after, task, input_kind)
-    largest, new = values.max(1, keepdim=True)
-    if tie == "keep":
-        new = torch.where(values.gather(1, old) == largest, old, new)
-    of_weight = torch.where((old != new)[:, 0], before.weight, 0)
-    was, now = (_hits(before.target, top).to(of_weight.dtype) for top in (old, new))
-    shares = torch.stack([torch.ones_like(was), was, now, 1 - (was + now)])
-    return (of_weight * shares).sum(1), before.weight.sum()
-
-
-def _hits(target: Tensor, top: Tensor) -> Tensor:
-    """Whether the predicted class is right, or its probability in the target, (M,)."""
-    return target.gather(1, top)[:, 0] if target.is_floating_point() else target == top[:, 0]
 
 
 def _told(rate: Tensor, parts: Tensor, return_parts: bool) -> Tensor | dict[str, Tensor]:
@@ -92,7 +39,7 @@ def top_one_change_rate(
     """Functional form of :class:`TopOneChangeRate`."""
     owner = "top_one_change_rate"
     _check(owner, task, tie, return_parts, input_kind, ignore_index)
-    parts, weight_sum = _sums(
+    parts, weight_sum = change_sums(
         owner,
         logits,
         new_logits,
@@ -186,7 +133,7 @@ class TopOneChangeRate(StreamingMetric):
         self.tell_apart(task, tie, input_kind, ignore_index)
 
     def update(self, logits: Tensor, new_logits: Tensor, target: Tensor, *, weight: Tensor | None = None) -> None:
-        parts, weight_sum = _sums(
+        parts, weight_sum = change_sums(
             "TopOneChangeRate",
             logits,
             new_logits,
