@@ -34,7 +34,7 @@ def suites(names: Sequence[str] = ()) -> dict[str, list[Case]]:
 
 
 def columns(result: Result) -> list[str]:
-    """The texts of a line: case, peer, time, memory, share of the matrix products' limit, target, verdict."""
+    """The texts of a line: case, peer, time, memory, state, share of the matrix products' limit, target, verdict."""
     case, ratio, missing = result.case, result.ratio, "-"
     time = f"{ratio.median:.3g} [{ratio.low:.3g}, {ratio.high:.3g}]" if ratio else missing
     extra = f"{result.megabytes['ours']:.1f} MB" if "ours" in result.megabytes else ""
@@ -42,20 +42,24 @@ def columns(result: Result) -> list[str]:
     share = f"{result.share:.0%}" if result.share is not None else missing
     if result.error is not None:
         time = f"error {result.error:.1e}"
+    state = f"{result.state['ours']} B" if "ours" in result.state else missing
+    if "theirs" in result.state:
+        state += f" (peer {result.state['theirs']} B)"
     target = " ".join(text for text, _ in result.verdicts()) or missing
     verdict = "PASS" if result.passed else "FAIL"
     missed = ", ".join(text for text, met in result.verdicts() if not met)
     why = result.problem or missed
-    return [case.name, case.peer, time, memory, share, target, f"{verdict}: {why}" if why else verdict]
+    return [case.name, case.peer, time, memory, state, share, target, f"{verdict}: {why}" if why else verdict]
 
 
-HEADER = ["case", "peer", "time ratio [95% CI]", "memory ratio", "% of GEMM", "target", "PASS/FAIL"]
+HEADER = ["case", "peer", "time ratio [95% CI]", "memory ratio", "state", "% of GEMM", "target", "PASS/FAIL"]
 
 
 def widths(cases: Sequence[Case]) -> list[int]:
     """Of all columns but the last; the measured ones have to be guessed, as lines appear one by one."""
     empty = [columns(Result(case)) for case in cases]
-    least = [0, 0, 26, 19, 9, 0]
+    state = 22 if any(case.state is not None for case in cases) else 0
+    least = [0, 0, 26, 19, state, 9, 0]
     return [max(low, *(len(row[i]) for row in [HEADER, *empty])) for i, low in enumerate(least)]
 
 

@@ -107,6 +107,8 @@ class Case:
         ranks: Processes that run the step together.
         long: Whether a quick run leaves the case out.
         equal: Whether both sides return the same value, so that a test may hold them to it.
+        agree: Largest difference of the values of both sides; where they are further apart nothing is timed.
+        state: Largest number of bytes that our metric keeps; the steps then have a method ``state_bytes``.
     """
 
     name: str
@@ -121,6 +123,8 @@ class Case:
     ranks: int = 1
     long: bool = False
     equal: bool = True
+    agree: float | None = None
+    state: int | None = None
 
 
 class Estimate(NamedTuple):
@@ -142,6 +146,7 @@ class Result:
     error: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     megabytes: dict[str, float] = field(default_factory=dict)
+    state: dict[str, int] = field(default_factory=dict)
     problem: str = ""
 
     def verdicts(self) -> list[tuple[str, bool]]:
@@ -153,6 +158,7 @@ class Result:
             ("memory", case.memory, self.memory),
             ("MB", case.megabytes, self.megabytes.get("ours")),
             ("error", case.error, self.error),
+            ("state", case.state, self.state.get("ours")),
         ]
         out = [(f"{name}<={most:g}", got is not None and got <= most) for name, most, got in held if most is not None]
         if products is not None and products.share is not None:
@@ -255,12 +261,23 @@ def meet() -> None:
         dist.barrier()
 
 
+def hold_to(agree: float, calls: Mapping[str, Callable[[], Any]]) -> None:
+    """Raise where the values of the steps are further apart than ``agree``."""
+    values = {name: float(call()) for name, call in calls.items()}
+    apart = max(values.values()) - min(values.values())
+    if not apart <= agree:
+        told = ", ".join(f"{name} {value:.9g}" for name, value in values.items())
+        raise MeasurementError(f"values are {apart:.1e} apart, above {agree:g}: {told}")
+
+
 def rank_seconds(
-    steps: Mapping[str, Mapping[str, Any]], products: Mapping[str, Any] | None, rounds: int
+    steps: Mapping[str, Mapping[str, Any]], products: Mapping[str, Any] | None, rounds: int, agree: float | None = None
 ) -> dict[str, list[float]]:
     """Seconds on this rank, by round, of the steps and of the matrix products."""
     prepare()
     calls = {name: Step(**step).build() for name, step in steps.items()}
+    if agree is not None:
+        hold_to(agree, calls)
     if products:
         calls |= gemm(*(products[key] for key in ("rows", "columns", "features", "dtype")))
     return alternate(calls, rounds, least=0.0 if dist.is_initialized() else LEAST_SECONDS, ready=meet)
@@ -280,7 +297,19 @@ def rank_error(step: Mapping[str, Any]) -> float:
     return float(Step(**step).build()())
 
 
-TASKS: dict[str, Callable[..., Any]] = {"time": rank_seconds, "memory": rank_megabytes, "error": rank_error}
+def rank_state(step: Mapping[str, Any]) -> int:
+    prepare()
+    call = Step(**step).build()
+    call()
+    return int(getattr(call, "state_bytes")())  # noqa: B009 - a step is any call, and only some keep a state
+
+
+TASKS: dict[str, Callable[..., Any]] = {
+    "time": rank_seconds,
+    "memory": rank_megabytes,
+    "error": rank_error,
+    "state": rank_state,
+}
 
 
 def serve() -> None:
@@ -319,7 +348,8 @@ def combined(answers: Sequence[Mapping[str, list[float]]]) -> dict[str, list[flo
 
 def take_time(case: Case, result: Result, rounds: int) -> None:
     steps = {"ours": asdict(case.ours)} | ({"theirs": asdict(case.theirs)} if case.theirs else {})
-    answers = fresh("time", case.ranks, steps, asdict(case.products) if case.products else None, rounds)
+    products = asdict(case.products) if case.products else None
+    answers = fresh("time", case.ranks, steps, products, rounds, case.agree)
     seconds = combined(answers)
     middle = {name: statistics.median(taken) for name, taken in seconds.items()}
     result.seconds = {name: middle[name] for name in steps}
@@ -339,6 +369,12 @@ def take_memory(case: Case, result: Result) -> None:
         result.memory = result.megabytes["ours"] / max(result.megabytes["theirs"], math.ulp(1.0))
 
 
+def take_state(case: Case, result: Result) -> None:
+    for name, step in {"ours": case.ours, "theirs": case.theirs}.items():
+        if step is not None:
+            result.state[name] = max(fresh("state", case.ranks, asdict(step)))
+
+
 def measure(case: Case, rounds: int) -> Result:
     """Everything that the case holds a target for, and what comes with it."""
     result = Result(case)
@@ -349,6 +385,8 @@ def measure(case: Case, rounds: int) -> Result:
         if case.theirs or case.products:
             take_time(case, result, rounds)
         take_memory(case, result)
+        if case.state is not None:
+            take_state(case, result)
     except MeasurementError as problem:
         result.problem = str(problem)
     return result

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.benchmarks import __main__ as command
-from tests.benchmarks import contrastive, ddp, measure, peers
+from tests.benchmarks import calibration, contrastive, ddp, measure, peers
 from tests.benchmarks.measure import Case, Estimate, Products, Result, Step
 
 HERE = "tests.unit.test_benchmarks"
@@ -117,6 +117,9 @@ VERDICTS = [
     ({"memory": 0.1}, {"memory": 0.11}, False),
     ({"megabytes": 300}, {"megabytes": {"ours": 299.0}}, True),
     ({"megabytes": 300}, {"megabytes": {"ours": 301.0}}, False),
+    ({"state": 1023}, {"state": {"ours": 1023, "theirs": 4096}}, True),
+    ({"state": 1023}, {"state": {"ours": 1024}}, False),
+    ({"state": 1023}, {}, False),
     ({"error": 1e-12}, {"error": 1e-15}, True),
     ({"error": 1e-12}, {"error": float("nan")}, False),
     ({"products": Products(1, 1, 1, 3, share=0.8)}, {"share": 0.8}, True),
@@ -182,6 +185,35 @@ def test_a_step_that_fails_is_a_failed_case_that_says_why():
     result = measure.measure(Case("broken", step("fail")), 1)
     assert result.problem == "memory: OSError: a step that cannot be built"
     assert not result.passed
+
+
+def test_values_that_disagree_leave_no_time():
+    case = Case("apart", step("constant", value=0.5), "peer", step("constant", value=0.25), time=10.0, agree=0.1)
+    result = measure.measure(case, 1)
+    assert result.ratio is None
+    assert result.problem.endswith("values are 2.5e-01 apart, above 0.1: ours 0.5, theirs 0.25")
+    assert not result.passed
+    measure.hold_to(0.25, {"ours": constant(0.5), "theirs": constant(0.25)})
+    with pytest.raises(measure.MeasurementError, match="nan apart"):
+        measure.hold_to(1.0, {"ours": constant(float("nan")), "theirs": constant(0.25)})
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in calibration.cases() if c.agree], ids=lambda case: f"{case.name} {case.peer}"
+)
+def test_calibration_agrees_with_its_peers(case):
+    values = [float(side.build(rows=700)()) for side in (case.ours, case.theirs)]
+    assert values[0] == pytest.approx(values[1], abs=case.agree)
+
+
+def test_state_is_that_of_the_metric_and_groups_share_it():
+    own, other = (calibration.Epoch(name, 700) for name in ("ECE", "torchmetrics"))
+    own(), other()
+    assert own.state_bytes() == 3 * 15 * 2 * 8
+    assert other.state_bytes() == 700 * 8
+    together = calibration.Epoch("equal width", 700)
+    together()
+    assert len(together.metric.compute_groups) == 1
 
 
 def test_peers_compute_what_they_are_named_for():
