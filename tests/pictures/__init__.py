@@ -10,14 +10,19 @@ from trainkit.calibration.metrics import (
     AURC,
     ECE,
     BootstrapInterval,
+    BrierDecomposition,
     GroupedMetric,
     KSCalibrationError,
+    MaNo,
     PITCalibrationError,
     QuantileCalibrationError,
     ReliabilityDiagram,
     RewardModelCalibrationError,
     SmoothCalibrationError,
+    StratumCoverage,
     TestBasedCalibrationError,
+    entropy_strata,
+    fit_linear,
     normal_pit,
 )
 from trainkit.figures import Figure, to_svg
@@ -79,6 +84,34 @@ def _groups() -> Figure:
     return metric.figure()
 
 
+def _strata() -> Figure:
+    """Sets of the probable classes that hold 0.9 of the probability, by the entropy of an overconfident model."""
+    logits, target, _ = _overconfident()
+    probs = logits.softmax(1)
+    ordered, order = probs.sort(1, descending=True)
+    kept = ordered.cumsum(1) - ordered < 0.9
+    covered = ((order == target.unsqueeze(1)) & kept).any(1)
+    metric = StratumCoverage(num_groups=4)
+    groups, _ = entropy_strata(logits, num_groups=4)
+    metric.update(covered, groups=groups, size=kept.sum(1).double())
+    return metric.figure()
+
+
+def _accuracy_line() -> Figure:
+    """Score and accuracy of one model on six sets with more and more noise."""
+    g = torch.Generator().manual_seed(3)
+    scores, accuracies = [], []
+    for noise in (0.2, 0.5, 0.8, 1.2, 1.8, 2.5):
+        target = torch.arange(1500) % 5
+        logits = 4 * torch.eye(5, dtype=torch.float64)[target]
+        logits = logits / noise + torch.randn(1500, 5, generator=g, dtype=torch.float64)
+        metric = MaNo()
+        metric.update(logits)
+        scores.append(metric.compute().item())
+        accuracies.append((logits.argmax(1) == target).double().mean().item())
+    return fit_linear(scores, accuracies).figure()
+
+
 PICTURES: dict[str, Callable[[], Figure]] = {
     "reliability": lambda: _fed(ReliabilityDiagram(n_bins=10)).figure(),
     "smooth_reliability": lambda: _fed(SmoothCalibrationError()).figure(),
@@ -87,6 +120,9 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "risk_coverage": lambda: _fed(AURC()).figure(),
     "bootstrap": lambda: _fed(BootstrapInterval(ECE())).figure(),
     "groups": _groups,
+    "brier": lambda: _fed(BrierDecomposition(n_bins=10)).figure(),
+    "strata": _strata,
+    "accuracy_line": _accuracy_line,
     "reward_model": _reward_model,
     "pit": _pit,
     "quantiles": _quantiles,

@@ -214,7 +214,7 @@ class LogME(StreamingMetric):
         tensor(-0.2552, dtype=torch.float64)
 
     Note:
-        No paper of it was at hand: defined from the published code (thuml/LogME). As there, the sum over k has
+        The paper's text was out of reach: defined from the published code (thuml/LogME). As there, the sum over k has
         min(N, D) terms: for N < D the D - N eigenvalues of zero, each worth :math:`\ln \alpha`, are left out of it and
         not out of :math:`D \ln \alpha`, so that sizes of features compare only for N >= D. The code also leaves out
         eigenvalues of zero for N > D, as of a feature that is always zero, and counts a class without rows; here these
@@ -222,6 +222,10 @@ class LogME(StreamingMetric):
         Eigenvalues below D times the precision of the largest are zero. State: fp64 sums (fp32 on mps) of constant
         size, D(D + C), exact over any split into batches and ranks; features whose mean is much larger than their
         spread cost digits. Nothing to average gives nan and a warning. Without gradients.
+
+    References:
+        You et al., "LogME: Practical Assessment of Pre-trained Models for Transfer Learning", ICML 2021.
+        arXiv:2102.11005
     """
 
     is_differentiable = False
