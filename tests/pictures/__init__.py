@@ -101,7 +101,7 @@ def _accuracy_line() -> Figure:
     """Score and accuracy of one model on six sets with more and more noise."""
     g = torch.Generator().manual_seed(3)
     scores, accuracies = [], []
-    for noise in (0.2, 0.5, 0.8, 1.2, 1.8, 2.5):
+    for noise in (1.2, 1.6, 2.0, 2.5, 3.2, 4.5):
         target = torch.arange(1500) % 5
         logits = 4 * torch.eye(5, dtype=torch.float64)[target]
         logits = logits / noise + torch.randn(1500, 5, generator=g, dtype=torch.float64)
