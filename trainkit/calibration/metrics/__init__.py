@@ -5,6 +5,8 @@ from trainkit.calibration.metrics.aurc import *
 from trainkit.calibration.metrics.binned_calibration_error import *
 from trainkit.calibration.metrics.brier_decomposition import *
 from trainkit.calibration.metrics.brier_score import *
+from trainkit.calibration.metrics.certified_bin_calibration import *
+from trainkit.calibration.metrics.confidence_lipschitz import *
 from trainkit.calibration.metrics.expected_calibration_error import *
 from trainkit.calibration.metrics.ks_calibration_error import *
 from trainkit.calibration.metrics.negative_log_likelihood import *
