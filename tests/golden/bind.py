@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -40,10 +41,18 @@ def flat(value: Any) -> list[float]:
     return [number for item in value for number in flat(item)] if isinstance(value, list) else [value]
 
 
+def numbered(values: list[Any]) -> dict[str, float]:
+    """The numbers of a list by their place, without those that are missing: None or nan."""
+    return {str(place): value for place, value in enumerate(values) if value is not None and not math.isnan(value)}
+
+
 def regular(value: Any) -> Any:
-    """A value as it is, or its numbers in order where lists of different lengths stand beside each other."""
+    """A value as it is, or its numbers: in order where lists of different lengths stand beside each other, by their
+    place where some are missing."""
     if not isinstance(value, list):
         return value
+    if None in value:
+        return numbered(value)
     try:
         as_tensor(value)
     except (TypeError, ValueError):

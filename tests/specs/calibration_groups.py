@@ -19,11 +19,13 @@ from tests.specs.calibration_metrics import (
 from trainkit.calibration import NeighborProximity
 from trainkit.calibration.metrics import (
     BrierDecomposition,
+    CertifiedBinCalibration,
     PartitionedCalibrationError,
     PostHocImprovement,
     ProximityInformedECE,
     StratumCoverage,
     brier_decomposition,
+    certified_bin_calibration,
     partitioned_calibration_error,
     post_hoc_improvement,
     proximity_informed_ece,
@@ -225,6 +227,32 @@ def coverage_reference(covered, groups, size, num_groups, alpha=0.1, min_count=3
     return parts if return_parts else min(there)
 
 
+def certified_reference(
+    logits,
+    target,
+    lipschitz,
+    radius,
+    delta=0.05,
+    task="multiclass",
+    n_bins=15,
+    reduce=None,
+    closed="left",
+    return_parts=False,
+):
+    triples = scores_beside(logits, target, task, reduce, lipschitz)
+    bins, edges = equal_width([(s, (a, slope)) for s, a, slope in triples], n_bins, closed)
+    told = {"gap": [], "slack": [], "shift": []}
+    for own in bins:
+        n = len(own) or NAN
+        told["gap"].append(abs(sum(a - s for s, (a, _) in own)) / n)
+        told["slack"].append(math.sqrt(math.log(2 * n_bins / delta) / (2 * n)))
+        told["shift"].append(radius * sum(slope for _, (_, slope) in own) / n)
+    bound = [sum(terms) for terms in zip(*told.values(), strict=True)]
+    error = sum(len(own) * b for own, b in zip(bins, bound, strict=True) if own) / len(triples)
+    parts = {"error": error, "bound": bound, **told, "count": [float(len(own)) for own in bins], "edges": edges}
+    return parts if return_parts else bound
+
+
 BIN_ERRORS = (
     *ERRORS,
     BadCall(ValueError, "n_bins must be >= 1, got 0", {"n_bins": 0}),
@@ -396,5 +424,30 @@ SPECS = (
         perfect=lambda inputs: {**inputs, "covered": torch.ones_like(inputs["covered"])},
         bounds=(0.0, math.inf),
         seeds=("000.11",),
+    ),
+    MetricSpec(
+        cls=CertifiedBinCalibration,
+        kind="classification_beside",
+        function=certified_bin_calibration,
+        reference=certified_reference,
+        configs=(
+            {"radius": 0.1},
+            {"radius": 0.5, "delta": 0.1, "n_bins": 4, "closed": "right", "return_parts": True},
+            {"radius": 0.0, "task": "binary", "n_bins": 5},
+            {"radius": 1.0, "task": "multilabel", "n_bins": 3},
+            {"radius": 0.2, "reduce": "all", "n_bins": 2, "return_parts": True},
+        ),
+        kinds={2: "binary_beside", 3: "multilabel_beside", 4: "dense_beside"},
+        golden=golden("CertifiedBinCalibration"),
+        errors=(
+            *BIN_ERRORS,
+            BadCall(ValueError, "radius must be >= 0, got -1", {"radius": -1}),
+            BadCall(ValueError, "delta must be > 0 and < 1, got 0", {"delta": 0}),
+            BadCall(TypeError, "return_parts must be True or False, got 1", {"return_parts": 1}),
+            BadCall(ValueError, "lipschitz must be finite and >= 0, got -1.0", inputs={"lipschitz": -torch.ones(4)}),
+            BadCall(TypeError, "lipschitz must be a floating point", inputs={"lipschitz": torch.ones(4).long()}),
+            BadCall(ValueError, "lipschitz must have shape (4,)", inputs={"lipschitz": torch.ones(4, 1)}),
+        ),
+        seeds=("000.24",),
     ),
 )

@@ -12,6 +12,7 @@ from trainkit.calibration.metrics import (
     ECE,
     MCE,
     BrierDecomposition,
+    CertifiedBinCalibration,
     ClasswiseECE,
     PartitionedCalibrationError,
     PostHocImprovement,
@@ -21,6 +22,8 @@ from trainkit.calibration.metrics import (
     binned_calibration_error,
     brier_decomposition,
     brier_score,
+    certified_bin_calibration,
+    confidence_lipschitz,
     entropy_strata,
     feature_strata,
     negative_log_likelihood,
@@ -717,3 +720,177 @@ class TestStrata:
             size_strata([1, 2])
         with pytest.raises(TypeError, match="feature_strata: features must be a tensor"):
             feature_strata([1, 2])
+
+
+def sloped(n=200, seed=0):
+    g = torch.Generator().manual_seed(seed + 4)
+    return (*drawn(n, seed=seed), torch.rand(n, generator=g, dtype=torch.float64))
+
+
+class TestCertified:
+    def test_by_hand(self):
+        p, target = torch.full((400,), 0.75, dtype=torch.float64), (torch.arange(400) % 2).double()
+        options = {"task": "binary", "n_bins": 2, "input_kind": "probs", "return_parts": True}
+        slopes = torch.full((400,), 0.5)
+        told = certified_bin_calibration(p, target, lipschitz=slopes, radius=0.1, delta=0.1, **options)
+        close(told["gap"], [NAN, 0.25])
+        close(told["slack"], [NAN, math.sqrt(math.log(40) / 800)])
+        close(told["shift"], [NAN, 0.05])
+        close(told["bound"], [NAN, 0.3 + math.sqrt(math.log(40) / 800)])
+        close(told["error"], told["bound"][1])
+        close(told["count"], [0.0, 400.0])
+
+    def test_the_mean_gap_is_the_ece(self):
+        logits, target, slopes = sloped()
+        told = certified_bin_calibration(logits, target, lipschitz=slopes, radius=0.0, return_parts=True)
+        filled = told["count"] > 0
+        ece = (told["gap"] * told["count"])[filled].sum() / 200
+        close(ece, binned_calibration_error(logits, target))
+        assert told["error"] > ece
+
+    def test_gap_and_slack_hold_for_new_data(self):
+        """True gaps of bins, of 20 samples with 5% to fail for each."""
+        g = torch.Generator().manual_seed(0)
+        failed = 0
+        for _ in range(20):
+            p = torch.rand(300, generator=g, dtype=torch.float64)
+            target = torch.bernoulli(p**2, generator=g)
+            options = {"task": "binary", "n_bins": 5, "input_kind": "probs", "radius": 0.0}
+            bound = certified_bin_calibration(p, target, lipschitz=torch.zeros(300), **options)
+            own = [p[(p >= b / 5) & (p < (b + 1) / 5)] for b in range(5)]
+            failed += any(float((x - x**2).mean()) > float(bound[b]) for b, x in enumerate(own))
+        assert failed <= 1
+
+    @pytest.mark.parametrize("size", [1, 7, 200])
+    def test_any_split_is_one_pass(self, size):
+        logits, target, slopes = sloped()
+        got = split(CertifiedBinCalibration(0.2, return_parts=True), size, logits, target, lipschitz=slopes)
+        alike(got, certified_bin_calibration(logits, target, lipschitz=slopes, radius=0.2, return_parts=True))
+
+    def test_weights_equal_repetition(self):
+        logits, target, slopes = sloped(20)
+        times = torch.arange(20) % 4
+        options = {"radius": 0.2, "n_bins": 4, "return_parts": True}
+        repeated = certified_bin_calibration(
+            logits.repeat_interleave(times, 0),
+            target.repeat_interleave(times),
+            lipschitz=slopes.repeat_interleave(times),
+            **options,
+        )
+        alike(certified_bin_calibration(logits, target, lipschitz=slopes, weight=times.double(), **options), repeated)
+
+    def test_blocks_of_a_large_batch_keep_their_slopes(self):
+        logits, target, slopes = sloped(70000)
+        metric = CertifiedBinCalibration(0.2, reduce="all", return_parts=True)
+        got = split(metric, 1000, logits, target, lipschitz=slopes)
+        options = {"radius": 0.2, "reduce": "all", "return_parts": True}
+        for name, value in certified_bin_calibration(logits, target, lipschitz=slopes, **options).items():
+            close(got[name], value, rtol=1e-10)
+
+    @pytest.mark.parametrize("p", [0.0, 1.0])
+    def test_one_certain_row(self, p):
+        told = certified_bin_calibration(
+            torch.tensor([p]),
+            torch.tensor([1]),
+            lipschitz=torch.zeros(1),
+            radius=1.0,
+            task="binary",
+            input_kind="probs",
+            return_parts=True,
+        )
+        place = 0 if p == 0 else -1
+        close(told["gap"][place], 1 - p)
+        assert told["bound"].isfinite().sum() == 1
+
+    @pytest.mark.parametrize("nothing", ["ignored", "no weight", "no rows"])
+    def test_nothing_to_average_is_nan_with_one_warning(self, nothing):
+        logits, target, slopes = sloped(4)
+        metric = CertifiedBinCalibration(0.1)
+        if nothing == "ignored":
+            metric.update(logits, torch.full((4,), -100), lipschitz=slopes)
+        elif nothing == "no weight":
+            metric.update(logits, target, lipschitz=slopes, weight=torch.zeros(4))
+        else:
+            metric.update(logits[:0], target[:0], lipschitz=slopes[:0])
+        with pytest.warns(UserWarning, match="CertifiedBinCalibration: the value is nan") as heard:
+            assert metric.compute().isnan().all()
+        assert len(heard) == 1
+
+    def test_figure(self):
+        metric = CertifiedBinCalibration(0.1, n_bins=5)
+        logits, target, slopes = sloped()
+        metric.update(logits, target, lipschitz=slopes)
+        above, below = metric.figure(title="held out").axes
+        bound, sure, gap, line = above.marks
+        assert bound.label == "inputs moved by 0.1"
+        assert sure.label == "new data, 0.95 sure"
+        assert line.y == (1.0, 1.0)
+        heights = zip(gap.height, sure.height, bound.height, strict=True)
+        assert all(a < b < c for a, b, c in heights if not math.isnan(c))
+        assert sum(below.marks[0].height) == 200
+        assert to_svg(metric.figure()).startswith("<svg")
+        assert to_svg(CertifiedBinCalibration(0.1).figure()).startswith("<svg")
+
+
+class TestConfidenceLipschitz:
+    def test_gradient_of_a_linear_model(self):
+        weight = torch.tensor([[1.0, -2.0], [0.5, 3.0]], dtype=torch.float64)
+        x = torch.tensor([[0.3, -0.1], [0.0, 0.2]], dtype=torch.float64)
+        p = (x @ weight.T).softmax(1)
+        # The gradient of p_0 of two is p_0 (1 - p_0) (w_0 - w_1).
+        expected = p[:, 0] * p[:, 1] * (weight[0] - weight[1]).norm()
+        close(confidence_lipschitz(lambda inputs: inputs @ weight.T, x), expected)
+
+    def test_points_in_the_ball_raise_it_and_are_no_proof(self):
+        def model(x):
+            return torch.cat([(4 * x).sin(), torch.zeros_like(x)], 1)
+
+        x = torch.full((200, 1), math.pi / 8, dtype=torch.float64)
+        at_point = confidence_lipschitz(model, x)
+        sampled = confidence_lipschitz(model, x, radius=0.5, n_probe=8)
+        assert (sampled >= at_point).all()
+        assert (sampled > at_point).any()
+        assert sampled.max() <= 1.0 + 1e-12
+        assert (sampled < 1.0).any()
+        assert torch.equal(sampled, confidence_lipschitz(model, x, radius=0.5, n_probe=8))
+        other = torch.Generator().manual_seed(1)
+        assert not torch.equal(sampled, confidence_lipschitz(model, x, radius=0.5, n_probe=8, generator=other))
+
+    def test_probes_stay_in_the_ball(self):
+        seen = []
+
+        def model(x):
+            seen.append(x.detach())
+            return x.flatten(1)
+
+        x = torch.zeros(500, 2, 3)
+        confidence_lipschitz(model, x, radius=0.25, n_probe=2)
+        lengths = torch.stack(seen[1:]).flatten(2).norm(dim=2)
+        assert lengths.max() <= 0.25 + 1e-6
+        # Evenly from a ball in six dimensions: half of the points are outside of half of its volume.
+        assert abs(float((lengths > 0.25 * 0.5 ** (1 / 6)).float().mean()) - 0.5) < 0.05
+
+    def test_leaves_inputs_parameters_and_random_state_alone(self):
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).eval()
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+        before, state = x.clone(), torch.get_rng_state()
+        with torch.no_grad():
+            got = confidence_lipschitz(model, x, radius=0.1)
+        assert not got.requires_grad
+        assert torch.equal(x, before)
+        assert all(p.grad is None for p in model.parameters())
+        assert torch.equal(state, torch.get_rng_state())
+        assert confidence_lipschitz(model, x[:0]).shape == (0,)
+
+    def test_wrong_calls(self):
+        x = torch.zeros(2, 3)
+        with pytest.raises(ValueError, match="confidence_lipschitz: model must be in evaluation mode"):
+            confidence_lipschitz(torch.nn.Linear(3, 2), x)
+        with pytest.raises(ValueError, match=r"model must give logits of shape \(2, C\)"):
+            confidence_lipschitz(lambda inputs: inputs.sum(1), x)
+        with pytest.raises(ValueError, match="radius must be >= 0"):
+            confidence_lipschitz(lambda inputs: inputs, x, radius=-1.0)
+        with pytest.raises(ValueError, match=r"inputs must have shape \(N, ...\)"):
+            confidence_lipschitz(lambda inputs: inputs, torch.zeros(2))
+        with pytest.raises(TypeError, match="inputs must be a floating point tensor"):
+            confidence_lipschitz(lambda inputs: inputs, torch.zeros(2, 2).long())

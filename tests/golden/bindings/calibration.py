@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tests.golden.bind import numbered
 from trainkit._core.binning import equal_width_index
 from trainkit._core.crps import crps_mixture, crps_normal
 from trainkit.calibration.calibrators import TemperatureScaling
@@ -16,6 +17,7 @@ from trainkit.calibration.metrics import (
     AdaptiveCalibrationError,
     BinnedCalibrationError,
     BrierScore,
+    CertifiedBinCalibration,
     ClasswiseECE,
     EnsembleCRPS,
     IntervalScore,
@@ -273,6 +275,17 @@ def stratum_coverage(record):
     }
 
 
+def certified(record):
+    """Confidence and whether it was right are what binary scores and targets are; an empty bin has no bound."""
+    confidence, correct, lipschitz = (
+        torch.tensor(record["inputs"][name], dtype=torch.float64) for name in ("confidence", "correct", "lipschitz")
+    )
+    metric = CertifiedBinCalibration(**record["params"], task="binary", input_kind="probs")
+    metric.update(confidence, correct, lipschitz=lipschitz)
+    bound = numbered(metric.compute().tolist())
+    return {"value": bound, "bound_per_bin": bound}
+
+
 def temperature(record):
     logits = torch.tensor(record["inputs"]["logits"], dtype=torch.float64)
     calibrator = TemperatureScaling(**record["params"])
@@ -360,6 +373,7 @@ NAMES = {
     "CalibrationError.debiased_l2": debiased,
     "CalibrationError.top_label": calibration_error,
     "CalibrationError.top_label_equal_mass": calibration_error,
+    "CertifiedBinCalibration": certified,
     "ClasswiseCalibrationError": lambda record: by_class(ClasswiseECE, record),
     "IntervalScore": interval_score,
     "KSCalibrationError": ks,

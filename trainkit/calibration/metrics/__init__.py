@@ -6,6 +6,8 @@ from trainkit.calibration.metrics.binned_calibration_error import *
 from trainkit.calibration.metrics.bootstrap_interval import *
 from trainkit.calibration.metrics.brier_decomposition import *
 from trainkit.calibration.metrics.brier_score import *
+from trainkit.calibration.metrics.certified_bin_calibration import *
+from trainkit.calibration.metrics.confidence_lipschitz import *
 from trainkit.calibration.metrics.ensemble_crps import *
 from trainkit.calibration.metrics.expected_calibration_error import *
 from trainkit.calibration.metrics.grouped_metric import *
