@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 Task: TypeAlias = Literal["binary", "multiclass", "multilabel"]
+Peaks: TypeAlias = tuple[Tensor, Tensor]
 Rule: TypeAlias = tuple[str, str, Tensor, Tensor]
 
 SUM_SLACK = 1e-2
@@ -45,6 +46,9 @@ SUM_SLACK = 1e-2
 
 BLOCK = 2**18
 """Predictions that are brought into form at once: a large batch takes the memory of a few of these, not of copies."""
+
+TILE = 2**17
+"""Numbers that are looked at at once where that is done several times, so that only the first reads the memory."""
 
 BOUND_SLACK = 1e-6
 """How far above one a probability may lie: what averaging in fp32 can do."""
@@ -63,12 +67,14 @@ class Predictions(NamedTuple):
         logarithmic: Whether ``values`` are logarithms.
         target: Class indices (M,), zero where ignored, or class probabilities (M, K).
         weight: (M,) in the dtype of sums, zero where the target is ignored.
+        peaks: Of each row of ``values`` the largest and that of the target, where asked for and found on the way.
     """
 
     values: Tensor
     logarithmic: bool
     target: Tensor
     weight: Tensor
+    peaks: Peaks | None = None
 
     @property
     def probs(self) -> Tensor:
@@ -108,15 +114,34 @@ def _neutral(input_kind: InputKind, classes: int) -> float:
     return 1 / classes if input_kind == "probs" else -math.log(classes)
 
 
+def _fine_distributions(probs: Tensor, target: Tensor | None = None) -> tuple[bool, Peaks | None]:
+    """:func:`_plainly_fine` of distributions over dimension 1, and their peaks where targets (M,) are given."""
+    # Where none is negative, which the sign bit tells fastest, none is above the largest sum; the order of those that
+    # are not is that of the integers.
+    bits = probs.view(torch.int32) if probs.dtype == torch.float32 else probs
+    step = max(1, TILE * len(probs) // probs.numel())
+    lows, sums, tops, at_target = [], [], [], []
+    places = None if target is None else target.unsqueeze(1).split(step)
+    for i, (part, own) in enumerate(zip(probs.split(step), bits.split(step), strict=True)):
+        lows.append(own.amin())
+        sums.append(part.sum(1))
+        if places is not None:
+            tops.append(own.amax(1))
+            at_target.append(part.gather(1, places[i]))
+    positive = torch.stack(lows).amin().item() >= 0
+    least, most = torch.cat(sums).aminmax()
+    fine = positive and least.item() >= 1 - SUM_SLACK and most.item() <= 1 + BOUND_SLACK
+    if not positive or not tops:
+        return fine, None
+    return fine, (torch.cat(tops).view(probs.dtype), torch.cat(at_target).squeeze(1))
+
+
 def _plainly_fine(logits: Tensor, input_kind: InputKind, rows: bool) -> bool:
     """Whether extremes and sums show that the values keep the rules, at a quarter of the cost; False says nothing."""
     if logits.device.type != "cpu" or not logits.numel() or input_kind == "log_probs":
         return False
     if input_kind == "probs" and rows:
-        # Where none is negative, which the sign bit tells fastest, none is above the largest sum.
-        low = logits.view(torch.int32).amin() if logits.dtype == torch.float32 else logits.amin()
-        least, most = logits.sum(1).aminmax()
-        return low.item() >= 0 and least.item() >= 1 - SUM_SLACK and most.item() <= 1 + BOUND_SLACK
+        return _fine_distributions(logits)[0]
     low, high = logits.aminmax()
     if input_kind == "logits":
         return bool(low.isfinite() & high.isfinite())
@@ -201,6 +226,10 @@ def _valid(target: Tensor, task: Task, ignore_index: int) -> Tensor:
     return target != ignore_index
 
 
+def _known_rules(logits: Tensor, input_kind: InputKind, rows: bool, argument: str) -> list[Rule]:
+    return [(argument, *rule[1:]) for rule in _value_rules(logits, input_kind, rows)]
+
+
 def prediction_rules(logits: Tensor, input_kind: InputKind, rows: bool, argument: str = "logits") -> list[Rule]:
     """What is left to check of the values of predictions, for :func:`trainkit._core.checks.check_values`.
 
@@ -212,7 +241,7 @@ def prediction_rules(logits: Tensor, input_kind: InputKind, rows: bool, argument
     """
     if _plainly_fine(logits, input_kind, rows):
         return []
-    return [(argument, *rule[1:]) for rule in _value_rules(logits, input_kind, rows)]
+    return _known_rules(logits, input_kind, rows, argument)
 
 
 def _plain_indices(logits: Tensor, target: Tensor, weight: Tensor | None, task: Task, ignore_index: int) -> bool:
@@ -233,12 +262,14 @@ class Checked(NamedTuple):
         rows: Whether those over dimension 1 are one distribution.
         target: As in :class:`Predictions`.
         weight: As in :class:`Predictions`.
+        peaks: As in :class:`Predictions`.
     """
 
     logits: Tensor
     rows: bool
     target: Tensor
     weight: Tensor
+    peaks: Peaks | None = None
 
 
 def checked(
@@ -251,14 +282,21 @@ def checked(
     ignore_index: int,
     validate_args: bool,
     argument: str = "logits",
+    with_peaks: bool = False,
 ) -> Checked:
     """Check the inputs, which :func:`canonicalize` describes; ``argument`` names the predictions in errors."""
     logits, rows = _checked_shapes(owner, logits, target, task)
     target = target if target.is_floating_point() else target.long()
     if _plain_indices(logits, target, weight, task, ignore_index):
-        if values_checked(validate_args) and (rules := prediction_rules(logits, input_kind, rows, argument)):
-            check_values(owner, *rules)
-        return Checked(logits, rows, target.reshape(-1), torch.ones(target.numel(), dtype=torch.float64))
+        peaks: Peaks | None = None
+        if values_checked(validate_args):
+            if with_peaks and input_kind == "probs" and logits.dim() == 2 and logits.device == target.device:
+                fine, peaks = _fine_distributions(logits, target)
+            else:
+                fine = _plainly_fine(logits, input_kind, rows)
+            if not fine:
+                check_values(owner, *_known_rules(logits, input_kind, rows, argument))
+        return Checked(logits, rows, target.reshape(-1), torch.ones(target.numel(), dtype=torch.float64), peaks)
     valid = _valid(target, task, ignore_index)
     check_same_shape(owner, "the targets", valid.shape, weight=weight)
     neutral = _neutral(input_kind, logits.shape[1] if rows else 2)
@@ -287,6 +325,7 @@ def canonicalize(
     input_kind: InputKind,
     ignore_index: int,
     validate_args: bool,
+    with_peaks: bool = False,
 ) -> Predictions:
     """Check the inputs of a metric and bring them into the form of :class:`Predictions`.
 
@@ -301,15 +340,16 @@ def canonicalize(
         input_kind: ``"logits"``, ``"probs"`` or ``"log_probs"``; never guessed.
         ignore_index: Target that is left out, whatever is predicted there; probabilities over classes have none.
         validate_args: Whether values are checked.
+        with_peaks: Whether ``peaks`` are wanted, where the check comes by them.
     """
-    logits, rows, targets, weights = checked(
-        owner, logits, target, weight, task, input_kind, ignore_index, validate_args
+    logits, rows, targets, weights, peaks = checked(
+        owner, logits, target, weight, task, input_kind, ignore_index, validate_args, with_peaks=with_peaks
     )
     if rows:
         values = flat(logits).log_softmax(1) if input_kind == "logits" else flat(logits)
     else:
         values = _log_pair(by_label(logits, task), input_kind)
-    return Predictions(values, input_kind != "probs", targets, weights)
+    return Predictions(values, input_kind != "probs", targets, weights, peaks)
 
 
 def _flat_target(target: Tensor, valid: Tensor, task: Task, dtype: torch.dtype) -> Tensor:
@@ -335,6 +375,7 @@ def canonicalized_blocks(
     input_kind: InputKind,
     ignore_index: int,
     validate_args: bool,
+    with_peaks: bool = False,
 ) -> Iterator[Predictions]:
     """:func:`canonicalize` of the batch in blocks of rows, so that no copy of a large batch is made.
 
@@ -351,6 +392,7 @@ def canonicalized_blocks(
             input_kind=input_kind,
             ignore_index=ignore_index,
             validate_args=validate_args,
+            with_peaks=with_peaks,
         )
 
     # Probabilities are taken as they are, so that only what there is of a target takes memory.
