@@ -11,6 +11,7 @@ from trainkit.calibration.metrics import (
     ECE,
     BootstrapInterval,
     BrierDecomposition,
+    CertifiedBinCalibration,
     GroupedMetric,
     KSCalibrationError,
     MaNo,
@@ -97,6 +98,15 @@ def _strata() -> Figure:
     return metric.figure()
 
 
+def _certified() -> Figure:
+    """Slopes as of a smooth model, at its own predictions."""
+    logits, target, _ = _overconfident()
+    confidence = logits.softmax(1).amax(1)
+    metric = CertifiedBinCalibration(radius=0.1, n_bins=10)
+    metric.update(logits, target, lipschitz=2 * confidence * (1 - confidence))
+    return metric.figure()
+
+
 def _accuracy_line() -> Figure:
     """Score and accuracy of one model on six sets with more and more noise."""
     g = torch.Generator().manual_seed(3)
@@ -122,6 +132,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "groups": _groups,
     "brier": lambda: _fed(BrierDecomposition(n_bins=10)).figure(),
     "strata": _strata,
+    "certified": _certified,
     "accuracy_line": _accuracy_line,
     "reward_model": _reward_model,
     "pit": _pit,
