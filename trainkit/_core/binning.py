@@ -31,6 +31,11 @@ RANK_SLACK = 1e-9
 """What rounding may take from a rank in bins, where weights are no integers; ranks themselves are 1/n apart."""
 
 
+def _first_largest(values: Tensor) -> Tensor:
+    """Place of the largest of each row; of equal ones the first."""
+    return torch.from_numpy(values.detach().numpy().argmax(1))
+
+
 def top_and_hits(
     values: Tensor, target: Tensor, *, negative: bool = True, peaks: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -56,9 +61,11 @@ def top_and_hits(
         own = values.gather(1, target.unsqueeze(1)).squeeze(1)
     hits = own == top
     rows = hits.nonzero().squeeze(1)
+    # A copy of most rows would take longer than to look at all; index_select copies far faster than brackets do.
+    if 2 * len(rows) > len(hits):
+        return top, hits.logical_and_(_first_largest(values) == target)
     if len(rows):
-        found = values if len(rows) == len(hits) else values[rows]
-        hits[rows] = torch.from_numpy(found.detach().numpy().argmax(1)) == target[rows]
+        hits[rows] = _first_largest(values.index_select(0, rows)) == target[rows]
     return top, hits
 
 
