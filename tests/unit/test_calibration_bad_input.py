@@ -27,6 +27,7 @@ EXTRA = {
     "num_groups": 2,
     "coverage": 0.5,
     "risk": 0.5,
+    "radius": 0.1,
 }
 BESIDE = ("groups", "proximity", "lipschitz")
 

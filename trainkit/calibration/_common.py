@@ -19,6 +19,15 @@ from trainkit._core.checks import (
 )
 from trainkit._core.numerics import fp32_region, sum_dtype
 from trainkit._core.typing import InputKind
+from trainkit.calibration._value_rules import (
+    SUM_SLACK,
+    Peaks,
+    Rule,
+    fine_distributions,
+    plainly_fine,
+    prediction_rules,
+    value_rules,
+)
 
 __all__ = [
     "BLOCK",
@@ -34,24 +43,12 @@ __all__ = [
     "check_task",
     "checked",
     "flat",
-    "prediction_rules",
 ]
 
 Task: TypeAlias = Literal["binary", "multiclass", "multilabel"]
-Peaks: TypeAlias = tuple[Tensor, Tensor]
-Rule: TypeAlias = tuple[str, str, Tensor, Tensor]
-
-SUM_SLACK = 1e-2
-"""How far from one a row of probabilities may sum: what rounding to bf16 can do."""
 
 BLOCK = 2**18
 """Predictions that are brought into form at once: a large batch takes the memory of a few of these, not of copies."""
-
-TILE = 2**17
-"""Numbers that are looked at at once where that is done several times, so that only the first reads the memory."""
-
-BOUND_SLACK = 1e-6
-"""How far above one a probability may lie: what averaging in fp32 can do."""
 
 FLOOR = 1e-12
 """Least probability that has a logarithm of its own."""
@@ -112,57 +109,6 @@ def _neutral(input_kind: InputKind, classes: int) -> float:
     if input_kind == "logits":
         return 0.0
     return 1 / classes if input_kind == "probs" else -math.log(classes)
-
-
-def _fine_distributions(probs: Tensor, target: Tensor | None = None) -> tuple[bool, Peaks | None]:
-    """:func:`_plainly_fine` of distributions over dimension 1, and their peaks where targets (M,) are given."""
-    # Where none is negative, which the sign bit tells fastest, none is above the largest sum; the order of those that
-    # are not is that of the integers.
-    bits = probs.view(torch.int32) if probs.dtype == torch.float32 else probs
-    step = max(1, TILE * len(probs) // probs.numel())
-    lows, sums, tops, at_target = [], [], [], []
-    places = None if target is None else target.unsqueeze(1).split(step)
-    for i, (part, own) in enumerate(zip(probs.split(step), bits.split(step), strict=True)):
-        lows.append(own.amin())
-        sums.append(part.sum(1))
-        if places is not None:
-            tops.append(own.amax(1))
-            at_target.append(part.gather(1, places[i]))
-    positive = torch.stack(lows).amin().item() >= 0
-    least, most = torch.cat(sums).aminmax()
-    fine = positive and least.item() >= 1 - SUM_SLACK and most.item() <= 1 + BOUND_SLACK
-    if not positive or not tops:
-        return fine, None
-    return fine, (torch.cat(tops).view(probs.dtype), torch.cat(at_target).squeeze(1))
-
-
-def _plainly_fine(logits: Tensor, input_kind: InputKind, rows: bool) -> bool:
-    """Whether extremes and sums show that the values keep the rules, at a quarter of the cost; False says nothing."""
-    if logits.device.type != "cpu" or not logits.numel() or input_kind == "log_probs":
-        return False
-    if input_kind == "probs" and rows:
-        return _fine_distributions(logits)[0]
-    low, high = logits.aminmax()
-    if input_kind == "logits":
-        return bool(low.isfinite() & high.isfinite())
-    return bool((low >= 0) & (high <= 1 + BOUND_SLACK))
-
-
-def _value_rules(logits: Tensor, input_kind: InputKind, rows: bool) -> list[Rule]:
-    """Rules for the values of predictions; ``rows`` if those over dimension 1 are one distribution."""
-    if input_kind == "logits":
-        return [("logits", "be finite", logits, logits.isfinite())]
-    rules: list[Rule] = []
-    # The logarithm of zero is a value like others; comparing its power leaves out nan and inf.
-    p, words = (
-        (logits, "probabilities in [0, 1]") if input_kind == "probs" else (logits.exp(), "log-probabilities <= 0")
-    )
-    given = f"for input_kind={input_kind!r}"
-    rules.append(("logits", f"hold {words} {given}", logits, (p >= 0) & (p <= 1 + BOUND_SLACK)))
-    if rows:
-        sums = p.sum(1)
-        rules.append(("logits", f"hold probabilities that sum to 1 {given}", sums, (sums - 1).abs() <= SUM_SLACK))
-    return rules
 
 
 def _checked_shapes(owner: str, logits: Tensor, target: Tensor, task: Task) -> tuple[Tensor, bool]:
@@ -226,24 +172,6 @@ def _valid(target: Tensor, task: Task, ignore_index: int) -> Tensor:
     return target != ignore_index
 
 
-def _known_rules(logits: Tensor, input_kind: InputKind, rows: bool, argument: str) -> list[Rule]:
-    return [(argument, *rule[1:]) for rule in _value_rules(logits, input_kind, rows)]
-
-
-def prediction_rules(logits: Tensor, input_kind: InputKind, rows: bool, argument: str = "logits") -> list[Rule]:
-    """What is left to check of the values of predictions, for :func:`trainkit._core.checks.check_values`.
-
-    Args:
-        logits: Predictions.
-        input_kind: What they are.
-        rows: Whether those over dimension 1 are one distribution.
-        argument: Name of the predictions in errors.
-    """
-    if _plainly_fine(logits, input_kind, rows):
-        return []
-    return _known_rules(logits, input_kind, rows, argument)
-
-
 def _plain_indices(logits: Tensor, target: Tensor, weight: Tensor | None, task: Task, ignore_index: int) -> bool:
     """Whether the target holds class indices, of which none is ignored and none is wrong; False says nothing."""
     if weight is not None or task != "multiclass" or target.is_floating_point() or not target.numel():
@@ -291,11 +219,11 @@ def checked(
         peaks: Peaks | None = None
         if values_checked(validate_args):
             if with_peaks and input_kind == "probs" and logits.dim() == 2 and logits.device == target.device:
-                fine, peaks = _fine_distributions(logits, target)
+                fine, peaks = fine_distributions(logits, target)
             else:
-                fine = _plainly_fine(logits, input_kind, rows)
+                fine = plainly_fine(logits, input_kind, rows)
             if not fine:
-                check_values(owner, *_known_rules(logits, input_kind, rows, argument))
+                check_values(owner, *value_rules(logits, input_kind, rows, argument))
         return Checked(logits, rows, target.reshape(-1), torch.ones(target.numel(), dtype=torch.float64), peaks)
     valid = _valid(target, task, ignore_index)
     check_same_shape(owner, "the targets", valid.shape, weight=weight)

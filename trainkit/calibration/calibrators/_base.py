@@ -10,7 +10,8 @@ from trainkit._core.checks import check_flag, check_floating, check_values, reje
 from trainkit._core.numerics import fp32_region
 from trainkit._core.repr import hyper_parameters
 from trainkit._core.typing import InputKind
-from trainkit.calibration._common import Task, check_task, prediction_rules
+from trainkit.calibration._common import Task, check_task
+from trainkit.calibration._value_rules import prediction_rules
 from trainkit.calibration.calibrators._rows import FitRows, Solution, as_logits, fit_region, warn_of
 
 if TYPE_CHECKING:

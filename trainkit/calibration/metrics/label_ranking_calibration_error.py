@@ -21,7 +21,8 @@ from trainkit._core.checks import (
 )
 from trainkit._core.numerics import sum_dtype
 from trainkit._core.typing import InputKind
-from trainkit.calibration._common import BLOCK, prediction_rules
+from trainkit.calibration._common import BLOCK
+from trainkit.calibration._value_rules import prediction_rules
 from trainkit.calibration.metrics._event_bins import EventMetric, check_bins, event_error, event_sums
 from trainkit.calibration.metrics.binned_calibration_error import Norm
 

@@ -18,7 +18,8 @@ from trainkit._core.figures import numbers
 from trainkit._core.line_fit import LineFit, fit_line
 from trainkit._core.metric import StreamingMetric, mean_or_nan
 from trainkit._core.numerics import sum_dtype
-from trainkit.calibration._common import BLOCK, flat, prediction_rules
+from trainkit.calibration._common import BLOCK, flat
+from trainkit.calibration._value_rules import prediction_rules
 
 __all__ = ["MaNo", "fit_linear", "mano"]
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from trainkit._core.checks import check_floating, check_integer, check_values, reject, values_checked
 from trainkit._core.numerics import fp32_region, sum_dtype
 from trainkit._core.typing import InputKind
-from trainkit.calibration._common import check_task, prediction_rules
+from trainkit.calibration._common import check_task
+from trainkit.calibration._value_rules import prediction_rules
 
 __all__ = ["entropy_strata", "feature_strata", "size_strata"]
 
