@@ -1,5 +1,6 @@
 """Bins of scores in [0, 1]: their edges, which bin each score falls in, and sums over bins."""
 
+import math
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
@@ -30,7 +31,6 @@ EDGE_SLACK = 1e-9
 RANK_SLACK = 1e-9
 """What rounding may take from a rank in bins, where weights are no integers; ranks themselves are 1/n apart."""
 
-
 UNSURE = 0.5 + 1e-6
 """Up to here the largest probability of a row may have an equal, if the row sums to one as nearly as it has to."""
 
@@ -41,7 +41,7 @@ def _first_largest(values: Tensor) -> Tensor:
 
 
 def top_and_hits(
-    values: Tensor, target: Tensor, *, negative: bool = True, peaks: tuple[Tensor, Tensor] | None = None
+    values: Tensor, target: Tensor, *, negative: bool = True, summed: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Largest of each row and whether it is the target's; of equal ones the first counts. Both (M,).
 
@@ -49,33 +49,26 @@ def top_and_hits(
         values: Probabilities, or what has their order, (M, K).
         target: Class indices, (M,).
         negative: Whether values may be negative.
-        peaks: Largest of each row and that of its target, each (M,), where they are known: of probabilities that were
-            seen to sum to no more than one.
+        summed: Whether rows are known to sum to one.
     """
     if values.device.type != "cpu" or torch.compiler.is_compiling():
         top, first = values.max(1)
         return top, first == target
     # The largest number alone takes an eighth of the time that its place takes, and as an integer, whose order is the
-    # same from zero on, half of that. The place is wanted only in rows where the target has the largest, to see that
-    # no class before it has the same.
-    if peaks is not None:
-        top, own = peaks
-    else:
-        as_bits = not negative and values.dtype == torch.float32
-        top = values.view(torch.int32).amax(1).view(torch.float32) if as_bits else values.amax(1)
-        own = values.gather(1, target.unsqueeze(1)).squeeze(1)
-    hits = own == top
+    # same from zero on, half of that. The place is wanted only in rows where the target has the largest and another
+    # class has the same, which is the largest of the others.
+    as_bits = not negative and values.dtype == torch.float32
+    ordered = values.view(torch.int32) if as_bits else values
+    top = ordered.amax(1).view(values.dtype)
+    hits = values.gather(1, target.unsqueeze(1)).squeeze(1) == top
     # Of a distribution, one above one half is alone.
-    unsure = hits if peaks is None else hits & (top <= UNSURE)
-    rows = unsure.nonzero().squeeze(1)
+    rows = (hits & (top <= UNSURE) if summed else hits).nonzero().squeeze(1)
     if len(rows):
-        # A copy of most rows would take longer than to look at all; index_select copies far faster than brackets do.
-        most = 2 * len(rows) > len(hits)
-        found, tops = (values, top) if most else (values.index_select(0, rows), top.index_select(0, rows))
-        # To count them takes a quarter of the time that places take, which are wanted only where some are equal.
-        if int((found == tops.unsqueeze(1)).count_nonzero()) > len(tops):
-            first = _first_largest(found)
-            hits = hits & (first == target) if most else hits.index_put((rows,), first == target.index_select(0, rows))
+        others = ordered.index_select(0, rows)
+        others.scatter_(1, target.index_select(0, rows).unsqueeze(1), -1 if as_bits else -math.inf)
+        rows = rows[others.amax(1).view(values.dtype) == top.index_select(0, rows)]
+    if len(rows):
+        hits[rows] = _first_largest(values.index_select(0, rows)) == target.index_select(0, rows)
     return top, hits
 
 

@@ -21,8 +21,8 @@ from trainkit._core.numerics import fp32_region, sum_dtype
 from trainkit._core.typing import InputKind
 from trainkit.calibration._value_rules import (
     SUM_SLACK,
-    Peaks,
     Rule,
+    Tops,
     fine_distributions,
     plainly_fine,
     prediction_rules,
@@ -64,14 +64,14 @@ class Predictions(NamedTuple):
         logarithmic: Whether ``values`` are logarithms.
         target: Class indices (M,), zero where ignored, or class probabilities (M, K).
         weight: (M,) in the dtype of sums, zero where the target is ignored.
-        peaks: Of each row of ``values`` the largest and that of the target, where asked for and found on the way.
+        tops: Largest of each row of ``values`` and whether it is the target's, where asked for and found on the way.
     """
 
     values: Tensor
     logarithmic: bool
     target: Tensor
     weight: Tensor
-    peaks: Peaks | None = None
+    tops: Tops | None = None
 
     @property
     def probs(self) -> Tensor:
@@ -190,14 +190,14 @@ class Checked(NamedTuple):
         rows: Whether those over dimension 1 are one distribution.
         target: As in :class:`Predictions`.
         weight: As in :class:`Predictions`.
-        peaks: As in :class:`Predictions`.
+        tops: As in :class:`Predictions`.
     """
 
     logits: Tensor
     rows: bool
     target: Tensor
     weight: Tensor
-    peaks: Peaks | None = None
+    tops: Tops | None = None
 
 
 def checked(
@@ -210,21 +210,21 @@ def checked(
     ignore_index: int,
     validate_args: bool,
     argument: str = "logits",
-    with_peaks: bool = False,
+    with_tops: bool = False,
 ) -> Checked:
     """Check the inputs, which :func:`canonicalize` describes; ``argument`` names the predictions in errors."""
     logits, rows = _checked_shapes(owner, logits, target, task)
     target = target if target.is_floating_point() else target.long()
     if _plain_indices(logits, target, weight, task, ignore_index):
-        peaks: Peaks | None = None
+        tops: Tops | None = None
         if values_checked(validate_args):
-            if with_peaks and input_kind == "probs" and logits.dim() == 2 and logits.device == target.device:
-                fine, peaks = fine_distributions(logits, target)
+            if with_tops and input_kind == "probs" and logits.dim() == 2 and logits.device == target.device:
+                fine, tops = fine_distributions(logits, target)
             else:
                 fine = plainly_fine(logits, input_kind, rows)
             if not fine:
                 check_values(owner, *value_rules(logits, input_kind, rows, argument))
-        return Checked(logits, rows, target.reshape(-1), torch.ones(target.numel(), dtype=torch.float64), peaks)
+        return Checked(logits, rows, target.reshape(-1), torch.ones(target.numel(), dtype=torch.float64), tops)
     valid = _valid(target, task, ignore_index)
     check_same_shape(owner, "the targets", valid.shape, weight=weight)
     neutral = _neutral(input_kind, logits.shape[1] if rows else 2)
@@ -253,7 +253,7 @@ def canonicalize(
     input_kind: InputKind,
     ignore_index: int,
     validate_args: bool,
-    with_peaks: bool = False,
+    with_tops: bool = False,
 ) -> Predictions:
     """Check the inputs of a metric and bring them into the form of :class:`Predictions`.
 
@@ -268,16 +268,16 @@ def canonicalize(
         input_kind: ``"logits"``, ``"probs"`` or ``"log_probs"``; never guessed.
         ignore_index: Target that is left out, whatever is predicted there; probabilities over classes have none.
         validate_args: Whether values are checked.
-        with_peaks: Whether ``peaks`` are wanted, where the check comes by them.
+        with_tops: Whether ``tops`` are wanted, where the check comes by them.
     """
-    logits, rows, targets, weights, peaks = checked(
-        owner, logits, target, weight, task, input_kind, ignore_index, validate_args, with_peaks=with_peaks
+    logits, rows, targets, weights, tops = checked(
+        owner, logits, target, weight, task, input_kind, ignore_index, validate_args, with_tops=with_tops
     )
     if rows:
         values = flat(logits).log_softmax(1) if input_kind == "logits" else flat(logits)
     else:
         values = _log_pair(by_label(logits, task), input_kind)
-    return Predictions(values, input_kind != "probs", targets, weights, peaks)
+    return Predictions(values, input_kind != "probs", targets, weights, tops)
 
 
 def _flat_target(target: Tensor, valid: Tensor, task: Task, dtype: torch.dtype) -> Tensor:
@@ -303,7 +303,7 @@ def canonicalized_blocks(
     input_kind: InputKind,
     ignore_index: int,
     validate_args: bool,
-    with_peaks: bool = False,
+    with_tops: bool = False,
 ) -> Iterator[Predictions]:
     """:func:`canonicalize` of the batch in blocks of rows, so that no copy of a large batch is made.
 
@@ -320,7 +320,7 @@ def canonicalized_blocks(
             input_kind=input_kind,
             ignore_index=ignore_index,
             validate_args=validate_args,
-            with_peaks=with_peaks,
+            with_tops=with_tops,
         )
 
     # Probabilities are taken as they are, so that only what there is of a target takes memory.

@@ -5,20 +5,21 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from trainkit._core.binning import top_and_hits
 from trainkit._core.typing import InputKind
 
 __all__ = [
     "BOUND_SLACK",
     "SUM_SLACK",
-    "Peaks",
     "Rule",
+    "Tops",
     "fine_distributions",
     "plainly_fine",
     "prediction_rules",
     "value_rules",
 ]
 
-Peaks: TypeAlias = tuple[Tensor, Tensor]
+Tops: TypeAlias = tuple[Tensor, Tensor]
 Rule: TypeAlias = tuple[str, str, Tensor, Tensor]
 
 SUM_SLACK = 1e-2
@@ -27,34 +28,29 @@ SUM_SLACK = 1e-2
 BOUND_SLACK = 1e-6
 """How far above one a probability may lie: what averaging in fp32 can do."""
 
-TILE = 2**17
+TILE = 2**18
 """Numbers that are looked at at once where that is done several times, so that only the first reads the memory."""
 
 
-def fine_distributions(probs: Tensor, target: Tensor | None = None) -> tuple[bool, Peaks | None]:
-    """:func:`plainly_fine` of distributions over dimension 1, and their peaks where targets (M,) are given.
-
-    Peaks are the largest of each row and that of its target; None where a number is negative.
-    """
-    # Where none is negative, which the sign bit tells fastest, none is above the largest sum; the order of those that
-    # are not is that of the integers. Results are written in place: an autocast region refuses to join fp16 tensors.
+def fine_distributions(probs: Tensor, target: Tensor | None = None) -> tuple[bool, Tops | None]:
+    """:func:`plainly_fine` of distributions over dimension 1, and what :func:`top_and_hits` gives for targets (M,)."""
+    # Where none is negative, which the sign bit tells fastest, none is above the largest sum. Results are written in
+    # place: an autocast region refuses to join fp16 tensors.
     probs = probs.detach()
-    bits = probs.view(torch.int32) if probs.dtype == torch.float32 else probs
     step = max(1, TILE * len(probs) // probs.numel())
     sums = torch.empty_like(probs[:, 0])
-    peaks = None if target is None else (torch.empty_like(bits[:, 0]), torch.empty_like(sums))
-    positive = True
+    found = None if target is None else (torch.empty_like(sums), torch.empty_like(sums, dtype=torch.bool))
     for start in range(0, len(probs), step):
         rows = slice(start, start + step)
-        part, own = probs[rows], bits[rows]
-        positive = positive and own.amin().item() >= 0
+        part = probs[rows]
+        low = part.view(torch.int32).amin() if probs.dtype == torch.float32 else part.amin()
+        if not low.item() >= 0:
+            return False, None
         torch.sum(part, 1, out=sums[rows])
-        if peaks is not None and target is not None:
-            torch.amax(own, 1, out=peaks[0][rows])
-            torch.gather(part, 1, target[rows].unsqueeze(1), out=peaks[1][rows].unsqueeze(1))
+        if found is not None and target is not None:
+            found[0][rows], found[1][rows] = top_and_hits(part, target[rows], negative=False, summed=True)
     least, most = sums.aminmax()
-    fine = positive and least.item() >= 1 - SUM_SLACK and most.item() <= 1 + BOUND_SLACK
-    return fine, (peaks[0].view(probs.dtype), peaks[1]) if positive and peaks is not None else None
+    return least.item() >= 1 - SUM_SLACK and most.item() <= 1 + BOUND_SLACK, found
 
 
 def plainly_fine(logits: Tensor, input_kind: InputKind, rows: bool) -> bool:

@@ -134,7 +134,7 @@ class Scheme:
             input_kind=self.input_kind,
             ignore_index=self.ignore_index,
             validate_args=validate_args,
-            with_peaks=self.looks_at_top and self.top_k == 1,
+            with_tops=self.looks_at_top and self.top_k == 1,
         ):
             check_classes(owner, logits, self.task, self.num_classes)
             classes = block.values.shape[1]
@@ -188,7 +188,7 @@ class Scheme:
         values, target, weight = inputs.values, inputs.target, inputs.weight.unsqueeze(1)
         soft = target.is_floating_point()
         if self.looks_at_top and self.top_k == 1 and not soft:
-            top, hits = top_and_hits(values, target, negative=inputs.logarithmic, peaks=inputs.peaks)
+            top, hits = inputs.tops or top_and_hits(values, target, negative=inputs.logarithmic)
             return (top.exp() if inputs.logarithmic else top).unsqueeze(1), hits.unsqueeze(1), weight
         if self.looks_at_top:
             values, top = self._top(values, inputs.logarithmic)
