@@ -8,6 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from scipy import optimize, special, stats
+from sklearn.isotonic import isotonic_regression
 from torchmetrics import MetricCollection
 
 from tests.specs.calibration_kernel import lce_reference, tce_reference
@@ -283,12 +285,10 @@ def sequences(n):
 
 @pytest.mark.parametrize("n", [1, 2, 10, 1000])
 def test_isotonic_is_that_of_scipy_and_of_scikit_learn(n):
-    scipy = pytest.importorskip("scipy.optimize", reason="a reference")
-    sklearn = pytest.importorskip("sklearn.isotonic", reason="a reference")
     weight = np.random.default_rng(0).random(n) + 0.1
     for values in sequences(n):
-        np.testing.assert_allclose(isotonic(values), scipy.isotonic_regression(values).x, rtol=1e-12, atol=1e-12 * n)
-        expected = sklearn.isotonic_regression(values, sample_weight=weight)
+        np.testing.assert_allclose(isotonic(values), optimize.isotonic_regression(values).x, rtol=1e-12, atol=1e-12 * n)
+        expected = isotonic_regression(values, sample_weight=weight)
         np.testing.assert_allclose(isotonic(values, weight), expected, rtol=1e-12, atol=1e-12 * n)
 
 
@@ -333,7 +333,6 @@ def test_the_last_block_is_pooled_where_both_are_small_enough():
 
 
 def test_binomial_test_is_that_of_scipy():
-    stats = pytest.importorskip("scipy.stats", reason="a reference")
     rng = np.random.default_rng(0)
     for n in (1, 2, 10, 37, 200, 20000):
         for hits in {0, n // 3, n // 2, n}:
@@ -345,8 +344,6 @@ def test_binomial_test_is_that_of_scipy():
 
 
 def test_t_test_is_that_of_scipy():
-    stats = pytest.importorskip("scipy.stats", reason="a reference")
-    special = pytest.importorskip("scipy.special", reason="a reference")
     for freedom in (1, 2, 9, 999):
         for level in (0.05, 1e-4, 0.5):
             assert _t_quantile(freedom, level) == pytest.approx(stats.t.isf(level / 2, freedom), rel=1e-9)

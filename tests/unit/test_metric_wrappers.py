@@ -15,6 +15,7 @@ from trainkit.binding import bind
 from trainkit.calibration.metrics import (
     AURC,
     ECE,
+    BinnedCalibrationError,
     BootstrapInterval,
     BrierScore,
     GroupedMetric,
@@ -177,6 +178,32 @@ def test_the_basic_interval_takes_off_what_little_data_adds():
     assert percentile["high"] - value > 4 * (value - percentile["low"])
     torch.testing.assert_close(basic["low"], 2 * value - percentile["high"])
     torch.testing.assert_close(basic["high"], 2 * value - percentile["low"])
+
+
+@pytest.mark.slow
+def test_shares_of_intervals_that_hold_the_truth():
+    """The numbers in the docstring."""
+    g = torch.Generator().manual_seed(9)
+    scores = torch.rand(2_000_000, generator=g, dtype=torch.float64)
+    rates = scores**1.1
+    truth = {
+        "ece": whole(BinnedCalibrationError(**BINARY), scores, rates),
+        "brier": (2 * ((scores - rates).square() + rates * (1 - rates))).mean(),
+    }
+    assert truth["ece"] == pytest.approx(0.024, abs=5e-4)
+    held = dict.fromkeys([(name, method) for name in truth for method in ("basic", "percentile")], 0)
+    for trial in range(150):
+        g = torch.Generator().manual_seed(trial)
+        p = torch.rand(1000, generator=g, dtype=torch.float64)
+        target = (torch.rand(1000, generator=g, dtype=torch.float64) < p**1.1).long()
+        for name, method in held:
+            inner = {"ece": ECE, "brier": BrierScore}[name](**BINARY)
+            told = whole(BootstrapInterval(inner, n_resamples=400, method=method), p, target)
+            held[name, method] += bool(told["low"] <= truth[name] <= told["high"])
+    assert held["ece", "percentile"] == 0
+    assert held["ece", "basic"] / 150 == pytest.approx(0.87, abs=0.01)
+    for method in ("basic", "percentile"):
+        assert held["brier", method] / 150 == pytest.approx(0.97, abs=0.01)
 
 
 def test_intervals_of_a_mapping_and_of_no_rows():

@@ -109,7 +109,7 @@ class BootstrapInterval(Plotted, SlotMetric):
         if index is None:
             first = self._before + int(self.filled.sum())
             index = rank() + world_size() * torch.arange(first, first + count)
-        elif index.is_floating_point() or index.shape != (count,):
+        elif not isinstance(index, Tensor) or index.is_floating_point() or index.shape != (count,):
             reject("BootstrapInterval", "index", f"hold {count} integers, one for each row", index)
         return self._blocks(index.long().to(self.device))
 

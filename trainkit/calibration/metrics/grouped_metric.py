@@ -10,6 +10,7 @@ from torchmetrics import Metric
 from trainkit._core.checks import check_integer, reject
 from trainkit._core.figures import Axes, Bars, Figure, Line
 from trainkit._core.rasters import Plotted
+from trainkit.calibration.metrics._grouped import check_groups
 from trainkit.calibration.metrics._slots import SlotMetric
 
 __all__ = ["GroupedMetric"]
@@ -30,7 +31,7 @@ class GroupedMetric(Plotted, SlotMetric):
 
     Shape:
         - inputs: what ``update`` of the metric takes, each with a row for every row of the first
-        - groups: (N,) integers in [0, G), the group of each row; -1 leaves a row out
+        - groups: (N,) int64 in [0, G), the group of each row; -1 leaves a row out
         - output: as the metric gives it, with a first dimension of G; nan for a group without rows
 
     Example:
@@ -59,12 +60,11 @@ class GroupedMetric(Plotted, SlotMetric):
         reject("GroupedMetric", "metric", f"be inside of this, as in {name}(GroupedMetric(...))", metric, TypeError)
 
     def slots_of(self, own: Any, count: int) -> Tensor:
-        if not isinstance(own, Tensor) or own.is_floating_point() or own.shape != (count,):
+        if not isinstance(own, Tensor) or own.shape != (count,):
             reject("GroupedMetric", "groups", f"hold {count} integers, one for each row", own)
-        ends = [end.item() for end in own.aminmax()] if count else [0, 0]
-        if ends[0] < -1 or ends[1] >= self.num_groups:
-            reject("GroupedMetric", "groups", f"be in [-1, {self.num_groups})", ends)
-        return own.long().to(self.device)
+        # Always: a wrong group would put a row into the state of another, or of none.
+        check_groups("GroupedMetric", own, self.num_groups, validate_args=True)
+        return own.to(self.device)
 
     def compute(self) -> Any:
         values = [self.value(row) for row in torch.eye(self.num_groups, dtype=torch.int64)]

@@ -11,6 +11,7 @@ from trainkit._core.checks import check_choice, check_integer, check_number
 from trainkit._core.kde import leave_one_out, select_bandwidth
 from trainkit._core.metric import RowMetric, mean_or_nan
 from trainkit._core.numerics import sum_dtype
+from trainkit._core.seeds import mixed
 from trainkit._core.typing import InputKind
 from trainkit.calibration._common import Task, canonicalize, check_task
 
@@ -18,9 +19,6 @@ __all__ = ["KDECalibrationError", "kde_calibration_error"]
 
 Reduce: TypeAlias = Literal["canonical", "classwise", "top_label"]
 Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
-
-ODD = -0x61C8864680B583EB
-"""Golden ratio of 64 bits, which spreads bits when it multiplies."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +110,13 @@ class _Settings:
 def _content_order(rows: Rows) -> Tensor:
     """An order of the rows that depends on what is in each alone; equal rows follow one another."""
     words = torch.int32 if sum_dtype(rows[0].device) == torch.float32 else torch.int64
-    mixed = torch.zeros(len(rows[0]), dtype=torch.int64, device=rows[0].device)
+    hashes = torch.zeros(len(rows[0]), dtype=torch.int64, device=rows[0].device)
     for part in rows:
         # Adding zero makes minus zero plus zero.
         bits = (part.to(sum_dtype(part.device)) + 0.0).view(words).long()
         for column in bits.T:
-            mixed = (mixed ^ column) * ODD
-            mixed = mixed ^ (mixed >> 29)
-    return mixed.argsort(stable=True)
+            hashes = mixed(hashes ^ column)
+    return hashes.argsort(stable=True)
 
 
 def kde_calibration_error(
