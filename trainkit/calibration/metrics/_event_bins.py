@@ -8,9 +8,8 @@ from trainkit._core.checks import check_integer
 from trainkit._core.figures import Figure
 from trainkit._core.metric import StreamingMetric
 from trainkit._core.rasters import Plotted
+from trainkit.calibration.metrics._bin_gaps import Measure, Norm, reliability, reliability_figure
 from trainkit.calibration.metrics._binned import BinnedScores
-from trainkit.calibration.metrics.binned_calibration_error import Norm, _Measure
-from trainkit.calibration.metrics.reliability_diagram import _figure, _values
 
 __all__ = ["EventMetric", "check_bins", "event_error", "event_sums"]
 
@@ -21,8 +20,8 @@ def check_bins(owner: str, n_bins: int, norm: Norm) -> None:
     _measure(norm).check(owner, None)
 
 
-def _measure(norm: Norm) -> _Measure:
-    return _Measure(norm, "count", debias=False, squared=False, per_class=False)
+def _measure(norm: Norm) -> Measure:
+    return Measure(norm, "count", debias=False, squared=False, per_class=False)
 
 
 def event_sums(confidence: Tensor, hits: Tensor, weight: Tensor, n_bins: int) -> Tensor:
@@ -74,4 +73,6 @@ class EventMetric(Plotted, StreamingMetric):
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync):
             sums = BinSums.of(self.bins)
-        return _figure(_values(BinnedScores(sums, equal_width_edges(self.n_bins, self.bins.device))), title)
+        return reliability_figure(
+            reliability(BinnedScores(sums, equal_width_edges(self.n_bins, self.bins.device))), title
+        )

@@ -1,76 +1,15 @@
 """Calibration error from bins of predicted probabilities."""
 
-from typing import Literal, NamedTuple, TypeAlias
-
 import torch
 from torch import Tensor
 
-from trainkit._core.binning import Binning, BinSums, Closed, Ties
-from trainkit._core.checks import check_choice, check_flag, reject
-from trainkit._core.metric import mean_or_nan
+from trainkit._core.binning import Binning, Closed, Ties
 from trainkit._core.typing import InputKind
 from trainkit.calibration._common import Task
+from trainkit.calibration.metrics._bin_gaps import Measure, Norm, Weighting
 from trainkit.calibration.metrics._binned import BinnedMetric, Reduce, Scheme, binned_once
 
 __all__ = ["BinnedCalibrationError", "binned_calibration_error"]
-
-Norm: TypeAlias = Literal["l1", "l2", "max"]
-Weighting: TypeAlias = Literal["count", "uniform"]
-
-
-class _Measure(NamedTuple):
-    """How the gaps of the bins become one number."""
-
-    norm: Norm
-    weighting: Weighting
-    debias: bool
-    squared: bool
-    per_class: bool
-
-    def check(self, owner: str, reduce: Reduce | None) -> None:
-        check_choice(owner, "norm", self.norm, ("l1", "l2", "max"))
-        check_choice(owner, "weighting", self.weighting, ("count", "uniform"))
-        check_flag(owner, debias=self.debias, squared=self.squared, per_class=self.per_class)
-        for argument in ("debias", "squared"):
-            if getattr(self, argument) and self.norm != "l2":
-                reject(owner, argument, f"be False for norm={self.norm!r}, since it is defined for 'l2'", True)
-        if self.per_class and reduce != "classwise":
-            reject(owner, "per_class", f"be False for reduce={reduce!r}, which has no value a class", True)
-
-    def value(self, owner: str, sums: BinSums, warn: bool = True) -> Tensor:
-        """The error, nan and a warning if nothing is in the bins."""
-        errors = self._of_classes(sums)
-        if errors.dim() and not self.per_class:
-            errors = errors.mean()
-        if self.norm == "l2" and not self.squared:
-            errors = errors.clamp_min(0).sqrt()
-        some = sums.weight.any()
-        return mean_or_nan(owner, torch.where(some, errors, 0), some.to(errors.dtype), warn=warn)
-
-    def _of_classes(self, sums: BinSums) -> Tensor:
-        """Error of every row of bins, its square for l2; zero for a row without scores."""
-        weight, score, hit = sums
-        filled, total = weight > 0, weight.sum(-1, keepdim=True)
-        apart = (hit - score).abs()
-        if self.norm == "l1" and self.weighting == "count":
-            # Without a division by the weight of the bin, which would have to be undone.
-            return torch.where(filled, apart / total, 0).sum(-1)
-        gaps = torch.where(filled, apart / weight, 0)
-        if self.norm == "max":
-            return gaps.amax(-1)
-        if self.norm == "l2":
-            gaps = self._squares(gaps, weight, hit)
-        if self.weighting == "uniform":
-            weight = filled.to(weight.dtype)
-            total = weight.sum(-1, keepdim=True)
-        shares = weight / total
-        return torch.where(filled, shares * gaps, 0).sum(-1)
-
-    def _squares(self, gaps: Tensor, weight: Tensor, hit: Tensor) -> Tensor:
-        if not self.debias:
-            return gaps.square()
-        rate = hit / weight
-        return torch.where(weight < 2, 0, gaps.square() - rate * (1 - rate) / (weight - 1))
 
 
 @torch.no_grad()
@@ -102,7 +41,7 @@ def binned_calibration_error(
     scheme = Scheme(
         task, num_classes, n_bins, binning, reduce, threshold, closed, ties, exact, input_kind, ignore_index
     )
-    measure = _Measure(norm, weighting, debias, squared, per_class)
+    measure = Measure(norm, weighting, debias, squared, per_class)
     measure.check(owner, reduce)
     return measure.value(owner, binned_once(owner, scheme, logits, target, weight, validate_args).sums)
 
@@ -215,7 +154,7 @@ class BinnedCalibrationError(BinnedMetric):
         self.debias = debias
         self.squared = squared
         self.per_class = per_class
-        self._measure = _Measure(norm, weighting, debias, squared, per_class)
+        self._measure = Measure(norm, weighting, debias, squared, per_class)
         self._measure.check(type(self).__name__, reduce)
 
     def compute(self) -> Tensor:

@@ -23,8 +23,8 @@ from trainkit._core.numerics import sum_dtype
 from trainkit._core.typing import InputKind
 from trainkit.calibration._common import BLOCK
 from trainkit.calibration._value_rules import prediction_rules
+from trainkit.calibration.metrics._bin_gaps import Norm
 from trainkit.calibration.metrics._event_bins import EventMetric, check_bins, event_error, event_sums
-from trainkit.calibration.metrics.binned_calibration_error import Norm
 
 __all__ = ["LabelRankingCalibrationError", "label_ranking_calibration_error"]
 

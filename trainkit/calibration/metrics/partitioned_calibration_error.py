@@ -1,7 +1,5 @@
 """Calibration error inside of groups."""
 
-from typing import Literal, TypeAlias
-
 import torch
 from torch import Tensor
 
@@ -10,6 +8,7 @@ from trainkit._core.checks import check_choice, check_flag, check_integer
 from trainkit._core.metric import StreamingMetric, mean_or_nan
 from trainkit._core.typing import InputKind
 from trainkit.calibration._common import Task
+from trainkit.calibration.metrics._bin_gaps import Norm
 from trainkit.calibration.metrics._binned import Scheme
 from trainkit.calibration.metrics._grouped import (
     OneRow,
@@ -22,10 +21,8 @@ from trainkit.calibration.metrics._grouped import (
 
 __all__ = ["PartitionedCalibrationError", "partitioned_calibration_error"]
 
-GroupNorm: TypeAlias = Literal["l1", "l2", "max"]
 
-
-def _check(owner: str, num_groups: int, norm: GroupNorm, return_parts: bool) -> None:
+def _check(owner: str, num_groups: int, norm: Norm, return_parts: bool) -> None:
     check_integer(owner, "num_groups", num_groups, minimum=1)
     check_choice(owner, "norm", norm, ("l1", "l2", "max"))
     check_flag(owner, return_parts=return_parts)
@@ -46,7 +43,7 @@ def _sums(
     return grouped_sums(scheme, pairs, num_groups)
 
 
-def _group_errors(sums: BinSums, norm: GroupNorm) -> Tensor:
+def _group_errors(sums: BinSums, norm: Norm) -> Tensor:
     """Binned error of every group, (G,), nan where there is nothing."""
     weight, score, hit = sums
     total = weight.sum(1, keepdim=True)
@@ -60,9 +57,7 @@ def _group_errors(sums: BinSums, norm: GroupNorm) -> Tensor:
     return torch.where(total.squeeze(1) > 0, errors, torch.nan)
 
 
-def _told(
-    owner: str, bins: Tensor, norm: GroupNorm, return_parts: bool, warn: bool = True
-) -> Tensor | dict[str, Tensor]:
+def _told(owner: str, bins: Tensor, norm: Norm, return_parts: bool, warn: bool = True) -> Tensor | dict[str, Tensor]:
     sums = BinSums.of(bins)
     errors, count = _group_errors(sums, norm), sums.weight.sum(1)
     kept = count > 0
@@ -89,7 +84,7 @@ def partitioned_calibration_error(
     num_groups: int,
     task: Task = "multiclass",
     n_bins: int = 15,
-    norm: GroupNorm = "l1",
+    norm: Norm = "l1",
     reduce: OneRow | None = None,
     closed: Closed = "left",
     return_parts: bool = False,
@@ -175,7 +170,7 @@ class PartitionedCalibrationError(StreamingMetric):
         num_groups: int,
         task: Task = "multiclass",
         n_bins: int = 15,
-        norm: GroupNorm = "l1",
+        norm: Norm = "l1",
         reduce: OneRow | None = None,
         closed: Closed = "left",
         return_parts: bool = False,
@@ -190,7 +185,7 @@ class PartitionedCalibrationError(StreamingMetric):
         self.num_groups = num_groups
         self.task: Task = task
         self.n_bins = n_bins
-        self.norm: GroupNorm = norm
+        self.norm: Norm = norm
         self.reduce: OneRow | None = reduce
         self.closed: Closed = closed
         self.return_parts = return_parts

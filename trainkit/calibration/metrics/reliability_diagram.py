@@ -7,32 +7,14 @@ from torch import Tensor
 
 from trainkit._core.binning import Binning, Closed, Ties
 from trainkit._core.checks import reject
-from trainkit._core.figures import Axes, Bars, Figure, Line, Points
+from trainkit._core.figures import Figure
 from trainkit._core.rasters import to_matplotlib
 from trainkit._core.typing import InputKind
 from trainkit.calibration._common import Task
-from trainkit.calibration.metrics._binned import BinnedMetric, BinnedScores, Reduce, Scheme, binned_once, chosen_class
+from trainkit.calibration.metrics._bin_gaps import reliability, reliability_figure
+from trainkit.calibration.metrics._binned import BinnedMetric, Reduce, Scheme, binned_once, chosen_class
 
 __all__ = ["ReliabilityDiagram", "reliability_diagram"]
-
-Z = 1.96
-
-
-def _values(bins: BinnedScores) -> dict[str, Tensor]:
-    """What the diagram shows of the bins; nan where one is empty."""
-    n, score, hit = bins.sums
-    conf, acc = score / n, hit / n
-    centre = (hit + Z**2 / 2) / (n + Z**2)
-    half = Z / (n + Z**2) * ((hit * (n - hit) / n).clamp_min(0) + Z**2 / 4).sqrt()
-    return {
-        "edges": bins.edges.clone(),
-        "count": n,
-        "conf": conf,
-        "acc": acc,
-        "gap": acc - conf,
-        "wilson_lo": (centre - half).clamp_min(0),
-        "wilson_hi": (centre + half).clamp_max(1),
-    }
 
 
 @torch.no_grad()
@@ -58,7 +40,7 @@ def reliability_diagram(
     scheme = Scheme(
         task, num_classes, n_bins, binning, reduce, threshold, closed, ties, exact, input_kind, ignore_index
     )
-    return _values(binned_once("reliability_diagram", scheme, logits, target, weight, validate_args))
+    return reliability(binned_once("reliability_diagram", scheme, logits, target, weight, validate_args))
 
 
 class ReliabilityDiagram(BinnedMetric):
@@ -141,7 +123,7 @@ class ReliabilityDiagram(BinnedMetric):
         super().__init__(scheme, validate_args)
 
     def compute(self) -> dict[str, Tensor]:
-        return _values(self.binned())
+        return reliability(self.binned())
 
     def figure(self, class_index: int | None = None, title: str = "") -> Figure:
         """The diagram of what has come so far, and below it how much there is in each bin.
@@ -150,7 +132,7 @@ class ReliabilityDiagram(BinnedMetric):
             class_index: Class to show, for ``reduce="classwise"`` only.
             title: Above the figure.
         """
-        return _figure(self._chosen(self.compute(), class_index), title)
+        return reliability_figure(self._chosen(self.compute(), class_index), title)
 
     def plot(self, val: Any = None, ax: Any = None) -> tuple[Any, Any]:
         """Draw the figure with matplotlib, which the extra ``plots`` installs.
@@ -162,32 +144,10 @@ class ReliabilityDiagram(BinnedMetric):
         if ax is not None:
             reject("ReliabilityDiagram", "ax", "be None, since the figure has two axes of its own", ax)
         values = self._chosen(self.compute() if val is None else val, None)
-        return to_matplotlib("ReliabilityDiagram", _figure(values, ""))
+        return to_matplotlib("ReliabilityDiagram", reliability_figure(values, ""))
 
     def _chosen(self, values: dict[str, Tensor], class_index: int | None) -> dict[str, Tensor]:
         """Values of one class, or of all scores."""
         classes = len(values["count"]) if values["count"].dim() > 1 else None
         chosen = chosen_class("ReliabilityDiagram", classes, class_index)
         return values if classes is None else {name: value[chosen] for name, value in values.items()}
-
-
-def _figure(values: dict[str, Tensor], title: str) -> Figure:
-    told = {name: tuple(value.tolist()) for name, value in values.items()}
-    left, right = told["edges"][:-1], told["edges"][1:]
-    total = sum(told["count"])
-    above = Axes(
-        marks=(
-            Bars(left, right, told["acc"], label="accuracy"),
-            Line((0.0, 1.0), (0.0, 1.0), label="calibrated", dashed=True),
-            Points(told["conf"], told["acc"], told["wilson_lo"], told["wilson_hi"], label="95% interval"),
-        ),
-        title=f"Reliability ({total:g} scores)",
-        y_label="accuracy",
-        x_range=(0.0, 1.0),
-        y_range=(0.0, 1.0),
-        share=2.4,
-    )
-    below = Axes(
-        marks=(Bars(left, right, told["count"], label=""),), x_label="confidence", y_label="count", x_range=(0.0, 1.0)
-    )
-    return Figure((above, below), title=title)

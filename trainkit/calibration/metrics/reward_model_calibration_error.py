@@ -11,8 +11,8 @@ from trainkit._core.checks import (
     values_checked,
 )
 from trainkit._core.numerics import softplus, sum_dtype
+from trainkit.calibration.metrics._bin_gaps import Norm
 from trainkit.calibration.metrics._event_bins import EventMetric, check_bins, event_error, event_sums
-from trainkit.calibration.metrics.binned_calibration_error import Norm
 
 __all__ = ["RewardModelCalibrationError", "reward_model_calibration_error"]
 

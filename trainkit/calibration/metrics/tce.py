@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from trainkit._core.checks import check_choice, check_number
 from trainkit._core.figures import Axes, Bars, Figure, numbers
 from trainkit._core.typing import InputKind
 from trainkit.calibration._common import Task
+from trainkit.calibration.metrics._bin_gaps import Norm
 from trainkit.calibration.metrics._binned import Reduce
 from trainkit.calibration.metrics._label_bins import (
     Bins,
@@ -26,8 +26,6 @@ from trainkit.calibration.metrics._label_bins import (
 )
 
 __all__ = ["LabelConstrainedECE", "TestBasedCalibrationError", "label_constrained_ece", "tce"]
-
-Norm: TypeAlias = Literal["l1", "l2", "max"]
 
 
 @dataclass(frozen=True)
