@@ -8,9 +8,11 @@ from tests.golden.bind import golden
 from trainkit.calibration.metrics import (
     BrierScore,
     NegativeLogLikelihood,
+    NLLDecomposition,
     TopOneChangeRate,
     brier_score,
     negative_log_likelihood,
+    nll_decomposition,
     top_one_change_rate,
 )
 from trainkit.testing import BadCall, MetricSpec
@@ -99,6 +101,34 @@ def turned(inputs):
     return {**inputs, "new_logits": -inputs["logits"]}
 
 
+def nll_parts_reference(logits, target, task="multiclass", **settings):
+    rows = [([math.log(a) for a in p], t) for p, t in distributions(logits, target, task)]
+
+    def mean(row, weights):
+        return sum(a * b for a, b in zip(row, weights, strict=True))
+
+    def nll(u):
+        tops = [max(z) for z, _ in rows]
+        sums = [math.log(sum(math.exp(u * (a - top)) for a in z)) for (z, _), top in zip(rows, tops, strict=True)]
+        hits = [u * (mean(z, t) - top) for (z, t), top in zip(rows, tops, strict=True)]
+        return (sum(sums) - sum(hits)) / len(rows)
+
+    def slope(u):
+        return sum(mean(z, softmax([u * a for a in z])) - mean(z, t) for z, t in rows)
+
+    spread = [sum((a - sum(z) / len(z)) ** 2 for a in z) / len(z) for z, _ in rows]
+    scale = math.sqrt(sum(spread) / len(rows))
+    low, high = math.log(scale * 1e-3), math.log(scale * 1e3)
+    bottom = low
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (low, middle) if slope(math.exp(-middle)) <= 0 else (middle, high)
+    # A step of bisection is never taken to the end itself.
+    temperature = math.exp(bottom if low - bottom < 1e-9 else high)
+    parts = {"nll": nll(1.0), "refinement": nll(1 / temperature)}
+    return {**parts, "calibration": parts["nll"] - parts["refinement"], "temperature": temperature}
+
+
 def perfect(inputs):
     """Logits that give the class of the target all probability, or the probabilities of a soft target."""
     logits, target = inputs["logits"], inputs["target"]
@@ -180,6 +210,15 @@ SPECS = (
         perfect=perfect,
         worst=worst,
         bounds=(0.0, math.inf),
+        seeds=("nll",),
+    ),
+    MetricSpec(
+        cls=NLLDecomposition,
+        function=nll_decomposition,
+        reference=nll_parts_reference,
+        configs=({}, {"task": "binary"}, {"task": "multilabel"}, {"ignore_index": -1}),
+        kinds={1: "binary", 2: "multilabel", 3: "soft_classification"},
+        errors=ERRORS,
         seeds=("nll",),
     ),
     MetricSpec(

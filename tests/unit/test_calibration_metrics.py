@@ -11,7 +11,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from trainkit._core.metric import StreamingMetric
-from trainkit.calibration.metrics import BrierScore, NegativeLogLikelihood, brier_score, negative_log_likelihood
+from trainkit.calibration.calibrators import temperature_scaling
+from trainkit.calibration.metrics import (
+    BrierScore,
+    NegativeLogLikelihood,
+    NLLDecomposition,
+    brier_score,
+    negative_log_likelihood,
+    nll_decomposition,
+)
 from trainkit.testing import as_tensor
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.3, 0.2, -0.4], [-1.0, 3.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
@@ -307,3 +315,36 @@ def test_a_rank_without_data_syncs_at_every_compute(pool):
     for first, second in pool.run(computed_twice, [(4,), (0,)]):
         close(first, brier_score(LOGITS, TARGET))
         close(second, brier_score(LOGITS.repeat(2, 1), torch.cat([TARGET, TARGET.roll(1)])))
+
+
+class TestNLLDecomposition:
+    def test_parts_add_up_to_what_the_calibrator_and_the_score_give(self):
+        parts = nll_decomposition(3 * LOGITS, TARGET)
+        temperature = temperature_scaling(3 * LOGITS, TARGET)
+        close(parts["temperature"], temperature)
+        close(parts["refinement"], F.cross_entropy(3 * LOGITS / temperature, TARGET))
+        close(parts["nll"], negative_log_likelihood(3 * LOGITS, TARGET))
+        close(parts["refinement"] + parts["calibration"], parts["nll"])
+
+    def test_scaling_the_logits_changes_the_calibration_part_alone(self):
+        close(nll_decomposition(7 * LOGITS, TARGET)["refinement"], nll_decomposition(LOGITS, TARGET)["refinement"])
+
+    def test_kinds_of_input_agree(self):
+        wanted = nll_decomposition(LOGITS, TARGET)
+        for kind, given in (("probs", LOGITS.softmax(1)), ("log_probs", LOGITS.log_softmax(1))):
+            found = nll_decomposition(given, TARGET, input_kind=kind)
+            for name, number in wanted.items():
+                close(found[name], number)
+
+    def test_certain_probabilities_are_raised_to_the_floor(self):
+        p = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
+        parts = nll_decomposition(p, torch.tensor([0, 1, 1, 0]), input_kind="probs")
+        close(parts["nll"], -(math.log(1e-12) + math.log(0.5)) / 4)
+        # Of the three rows that a temperature changes, two are right.
+        close(parts["refinement"], (-2 * math.log(2 / 3) - math.log(1 / 3) - math.log(0.5)) / 4, rtol=1e-9)
+
+    def test_nothing_that_counts_gives_nan(self):
+        metric = NLLDecomposition()
+        metric.update(LOGITS, torch.full((4,), -100))
+        with pytest.warns(UserWarning, match="NLLDecomposition: the value is nan"):
+            assert all(math.isnan(number) for number in metric.compute().values())

@@ -3,7 +3,6 @@
 import copy
 import io
 import math
-import sys
 import warnings
 
 import numpy as np
@@ -12,7 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from trainkit.calibration.calibrators import Calibrator, NotFittedError, TemperatureScaling, temperature_scaling
+from trainkit.calibration.calibrators import (
+    Calibrator,
+    NotFittedError,
+    TemperatureScaling,
+    _temperature,
+    temperature_scaling,
+)
 from trainkit.calibration.calibrators._rows import Solution
 from trainkit.calibration.metrics import ECE, BrierScore, ClasswiseECE, NegativeLogLikelihood
 from trainkit.testing import as_tensor
@@ -169,8 +174,7 @@ def test_nearly_separable_rows_find_their_optimum():
 
 
 def test_a_search_that_is_cut_short_says_so(monkeypatch):
-    # The function of the same name hides the module.
-    monkeypatch.setattr(sys.modules[TemperatureScaling.__module__], "MOST_ITERATIONS", 2)
+    monkeypatch.setattr(_temperature, "MOST_ITERATIONS", 2)
     calibrator = TemperatureScaling()
     with pytest.warns(UserWarning, match="TemperatureScaling: it did not converge in 2 iterations; the temperature is"):
         calibrator.fit(LOGITS, TARGET)

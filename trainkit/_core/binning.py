@@ -9,6 +9,8 @@ from torch import Tensor
 from trainkit._core.numerics import sum_dtype
 
 __all__ = [
+    "TILE",
+    "UNSURE",
     "BinSums",
     "Binning",
     "Closed",
@@ -18,7 +20,9 @@ __all__ = [
     "equal_mass_index",
     "equal_width_edges",
     "equal_width_index",
+    "order_bits",
     "top_and_hits",
+    "without_ties",
 ]
 
 Binning: TypeAlias = Literal["equal_width", "equal_mass"]
@@ -34,42 +38,58 @@ RANK_SLACK = 1e-9
 UNSURE = 0.5 + 1e-6
 """Up to here the largest probability of a row may have an equal, if the row sums to one as nearly as it has to."""
 
+TILE = 2**18
+"""Numbers that are looked at at once where that is done several times, so that only the first reads the memory."""
+
 
 def _first_largest(values: Tensor) -> Tensor:
     """Place of the largest of each row; of equal ones the first."""
     return torch.from_numpy(values.detach().numpy().argmax(1))
 
 
-def top_and_hits(
-    values: Tensor, target: Tensor, *, negative: bool = True, summed: bool = False
-) -> tuple[Tensor, Tensor]:
+def order_bits(values: Tensor) -> Tensor:
+    """Numbers >= 0 as what has their order and is compared in half the time: for fp32, their bits as integers."""
+    return values.view(torch.int32) if values.dtype == torch.float32 else values
+
+
+def without_ties(values: Tensor, target: Tensor, top: Tensor, hits: Tensor, unsure: Tensor) -> Tensor:
+    """``hits``, in which of equal largest values the first alone is one, set right in place.
+
+    Args:
+        values: What has the order of the probabilities, (M, K).
+        target: Class indices, (M,).
+        top: Largest of each row, (M,).
+        hits: Whether the target's value equals the largest, (M,).
+        unsure: Rows, among the hits, that are looked at, (M,) booleans.
+    """
+    # The place of the largest takes eight times as long to find as the largest itself. It is wanted only where
+    # another class has the same, which is the largest of the others.
+    lowest = -math.inf if values.is_floating_point() else -1
+    for rows in unsure.nonzero().squeeze(1).split(max(1, TILE // values.shape[1])):
+        others, own = values.index_select(0, rows), target.index_select(0, rows)
+        others.scatter_(1, own.unsqueeze(1), lowest)
+        tied = others.amax(1) == top.index_select(0, rows)
+        if tied.any():
+            rows = rows[tied]
+            hits[rows] = _first_largest(values.index_select(0, rows)) == target.index_select(0, rows)
+    return hits
+
+
+def top_and_hits(values: Tensor, target: Tensor, *, negative: bool = True) -> tuple[Tensor, Tensor]:
     """Largest of each row and whether it is the target's; of equal ones the first counts. Both (M,).
 
     Args:
         values: Probabilities, or what has their order, (M, K).
         target: Class indices, (M,).
         negative: Whether values may be negative.
-        summed: Whether rows are known to sum to one.
     """
     if values.device.type != "cpu" or torch.compiler.is_compiling():
         top, first = values.max(1)
         return top, first == target
-    # The largest number alone takes an eighth of the time that its place takes, and as an integer, whose order is the
-    # same from zero on, half of that. The place is wanted only in rows where the target has the largest and another
-    # class has the same, which is the largest of the others.
-    as_bits = not negative and values.dtype == torch.float32
-    ordered = values.view(torch.int32) if as_bits else values
-    top = ordered.amax(1).view(values.dtype)
-    hits = values.gather(1, target.unsqueeze(1)).squeeze(1) == top
-    # Of a distribution, one above one half is alone.
-    rows = (hits & (top <= UNSURE) if summed else hits).nonzero().squeeze(1)
-    if len(rows):
-        others = ordered.index_select(0, rows)
-        others.scatter_(1, target.index_select(0, rows).unsqueeze(1), -1 if as_bits else -math.inf)
-        rows = rows[others.amax(1).view(values.dtype) == top.index_select(0, rows)]
-    if len(rows):
-        hits[rows] = _first_largest(values.index_select(0, rows)) == target.index_select(0, rows)
-    return top, hits
+    ordered = values if negative else order_bits(values)
+    top = ordered.amax(1)
+    hits = ordered.gather(1, target.unsqueeze(1)).squeeze(1) == top
+    return top.view(values.dtype), without_ties(ordered, target, top, hits, hits)
 
 
 class BinSums(NamedTuple):

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from trainkit._core.binning import top_and_hits
+from trainkit._core.binning import TILE, UNSURE, order_bits, without_ties
 from trainkit._core.typing import InputKind
 
 __all__ = [
@@ -28,29 +28,30 @@ SUM_SLACK = 1e-2
 BOUND_SLACK = 1e-6
 """How far above one a probability may lie: what averaging in fp32 can do."""
 
-TILE = 2**18
-"""Numbers that are looked at at once where that is done several times, so that only the first reads the memory."""
-
 
 def fine_distributions(probs: Tensor, target: Tensor | None = None) -> tuple[bool, Tops | None]:
     """:func:`plainly_fine` of distributions over dimension 1, and what :func:`top_and_hits` gives for targets (M,)."""
     # Where none is negative, which the sign bit tells fastest, none is above the largest sum. Results are written in
     # place: an autocast region refuses to join fp16 tensors.
     probs = probs.detach()
+    ordered = order_bits(probs)
     step = max(1, TILE * len(probs) // probs.numel())
-    sums = torch.empty_like(probs[:, 0])
-    found = None if target is None else (torch.empty_like(sums), torch.empty_like(sums, dtype=torch.bool))
-    for start in range(0, len(probs), step):
-        rows = slice(start, start + step)
-        part = probs[rows]
-        low = part.view(torch.int32).amin() if probs.dtype == torch.float32 else part.amin()
-        if not low.item() >= 0:
+    sums, top = torch.empty_like(probs[:, 0]), torch.empty_like(ordered[:, 0])
+    for part, bits, row_sums, row_top in zip(*(t.split(step) for t in (probs, ordered, sums, top)), strict=True):
+        if not bits.amin().item() >= 0:
             return False, None
-        torch.sum(part, 1, out=sums[rows])
-        if found is not None and target is not None:
-            found[0][rows], found[1][rows] = top_and_hits(part, target[rows], negative=False, summed=True)
+        torch.sum(part, 1, out=row_sums)
+        if target is not None:
+            torch.amax(bits, 1, out=row_top)
     least, most = sums.aminmax()
-    return least.item() >= 1 - SUM_SLACK and most.item() <= 1 + BOUND_SLACK, found
+    if not (least.item() >= 1 - SUM_SLACK and most.item() <= 1 + BOUND_SLACK):
+        return False, None
+    if target is None:
+        return True, None
+    hits = ordered.gather(1, target.unsqueeze(1)).squeeze(1) == top
+    found = top.view(probs.dtype)
+    # Of a distribution, one above one half is alone.
+    return True, (found, without_ties(ordered, target, top, hits, hits & (found <= UNSURE)))
 
 
 def plainly_fine(logits: Tensor, input_kind: InputKind, rows: bool) -> bool:

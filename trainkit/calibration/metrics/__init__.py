@@ -19,6 +19,7 @@ from trainkit.calibration.metrics.log_me import *
 from trainkit.calibration.metrics.mano import *
 from trainkit.calibration.metrics.mixture_crps import *
 from trainkit.calibration.metrics.negative_log_likelihood import *
+from trainkit.calibration.metrics.nll_decomposition import *
 from trainkit.calibration.metrics.normal_crps import *
 from trainkit.calibration.metrics.partitioned_calibration_error import *
 from trainkit.calibration.metrics.pit_calibration_error import *
